@@ -1,0 +1,50 @@
+# make setup      the environment, in .venv (once; again when pyproject.toml or constraints.txt changes)
+# make test       what continuous integration runs: lint, types, tests, doctests
+# make test-all   the same and the slow proofs
+# make demo       see it work
+
+# A python3.11 that is found may still be a shim that cannot run, so run it.
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test test-all lint format clean
+
+setup: $(STAMP)
+	@:
+
+# torch comes first and pinned, or pip may fetch another one with gigabytes of CUDA. The two variables pin hatchling
+# inside the isolated build, which does not see -c (older pip reads the first, newer pip the second).
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| { echo "thinwire needs Python 3.11 or newer, and $(PYTHON) is not: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check torch==2.13.0 -e '.[dev]' -c constraints.txt
+	@touch $@
+
+# Becomes `thinwire compare` when there is something to compare.
+demo: setup
+	$(BIN)/thinwire kernels
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One thread: results repeat, and tests that start several processes do not fight over the cores.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-all: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ""
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The environment stays; remove .venv by hand to build it anew.
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . \( -path ./$(VENV) -o -path ./.git \) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

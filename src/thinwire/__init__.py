@@ -1,0 +1,69 @@
+"""thinwire: train PyTorch models over slow networks with compressed gradients.
+
+>>> import thinwire as tw
+>>> recipe = tw.parse("ef|threshold_k:0.01|bf16|all_gather")
+>>> recipe.wire_bytes(1_000_000) < 4_000_000 / 100
+True
+"""
+
+from . import theory
+from .codecs.base import Codec
+from .codecs.cast import bf16, fp8, fp16, fp32
+from .codecs.global_qsgd import global_qsgd
+from .codecs.low_rank import low_rank
+from .codecs.quantize import abs_max, min_max, natural, qsgd, sign, terngrad
+from .codecs.rotated import rotated
+from .codecs.sparsify import dgc_k, gaussian_k, random_k, top_k, trimmed_k
+from .codecs.threshold_k import threshold_k
+from .draw import Draw
+from .errors import MessageError, OptionError, RecipeError, StateError, ThinwireError
+from .exchange.declared import Exchange, all_gather, all_reduce, local, shared_top_k, two_shot
+from .exchange.local import LocalGroup
+from .memory import Memory, error_feedback, momentum_correction
+from .recipe import Recipe, chain, parse
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Codec",
+    "Draw",
+    "Exchange",
+    "LocalGroup",
+    "Memory",
+    "MessageError",
+    "OptionError",
+    "Recipe",
+    "RecipeError",
+    "StateError",
+    "ThinwireError",
+    "__version__",
+    "abs_max",
+    "all_gather",
+    "all_reduce",
+    "bf16",
+    "chain",
+    "dgc_k",
+    "error_feedback",
+    "fp8",
+    "fp16",
+    "fp32",
+    "gaussian_k",
+    "global_qsgd",
+    "local",
+    "low_rank",
+    "min_max",
+    "momentum_correction",
+    "natural",
+    "parse",
+    "qsgd",
+    "random_k",
+    "rotated",
+    "shared_top_k",
+    "sign",
+    "terngrad",
+    "theory",
+    "threshold_k",
+    "top_k",
+    "trimmed_k",
+    "two_shot",
+]

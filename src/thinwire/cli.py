@@ -1,0 +1,106 @@
+"""The `thinwire` command. Every subcommand: a sufficient --help, --json, one-line errors with a non-zero exit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import __version__
+from .errors import OptionError, ThinwireError
+
+# Typer carries click inside or beside it, depending on its version; its own exceptions lead to the base class.
+_UsageProblem: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="thinwire",
+    help="Train over slow networks: compress gradients, predict what will pay, prove it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"thinwire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _write_json(target: str, payload: dict[str, Any]) -> None:
+    """To a file, or to standard output for `-`."""
+    text = json.dumps(payload, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text)
+    except OSError as problem:
+        raise OptionError(f"cannot write {target}: {problem.strerror}; choose another --json file") from problem
+
+
+@app.command()
+def kernels(
+    numel: Annotated[int, typer.Option(help="Elements (float32) of the tensor; at least 1024 a thread.")] = 25_000_000,
+    threads: Annotated[int, typer.Option(help="Threads; each takes a contiguous share of the tensor.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; the best of each is reported.")] = 7,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Also write the rows as JSON; - for standard output.")
+    ] = None,
+) -> None:
+    """Time every hot loop here, beside a plain copy, `e += g`, and the torch code one would write instead.
+
+    x copy and x add are our time over theirs (below 1: quicker than moving the tensor once); x torch is how many
+    times faster we are than the torch code. Compare within one run only: shared machines drift.
+    """
+    from .bench.kernel_table import kernel_rows
+    from .bench.machine import describe_machine
+
+    if json_file not in (None, "-") and not Path(json_file or "").resolve().parent.is_dir():
+        raise OptionError(f"the folder of {json_file} does not exist: create it, or choose another --json file")
+    with typer.progressbar(length=6, label="timing kernels", file=sys.stderr) as bar:
+        rows = kernel_rows(numel, threads=threads, rounds=rounds, on_group=lambda done: bar.update(1))
+    if json_file != "-":
+        typer.echo(f"{numel:,} float32, {threads} thread(s), best of {rounds} rounds")
+        typer.echo(f"{'kernel':24}{'density':>9}{'ms':>10}{'GB/s':>8}{'x copy':>8}{'x add':>8}{'x torch':>9}")
+        for row in rows:
+            density = "" if row.density is None else f"{row.density:.1%}"
+            typer.echo(
+                f"{row.name:24}{density:>9}{row.seconds * 1e3:>10.3f}{row.gb_per_s:>8.1f}"
+                f"{row.x_copy:>8.2f}{row.x_add:>8.2f}{row.x_torch:>9.1f}"
+            )
+    if json_file is not None:
+        run = {"numel": numel, "threads": threads, "rounds": rounds}
+        _write_json(json_file, {**run, "machine": describe_machine(), "rows": [asdict(row) for row in rows]})
+
+
+def main() -> None:
+    """Entry point: errors of the user are one line on standard error and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except _UsageProblem as problem:
+        message = problem.format_message()
+        asked_nothing = message.startswith("Usage:")  # a bare `thinwire` shows its help
+        typer.echo(message if asked_nothing else f"thinwire: {message} (see thinwire --help)", err=not asked_nothing)
+        code = 0 if asked_nothing else 2
+    except ThinwireError as problem:
+        typer.echo(f"thinwire: {problem}", err=True)
+        code = 2
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("thinwire: stopped", err=True)
+        code = 130
+    raise SystemExit(code or 0)

@@ -1,0 +1,25 @@
+"""The errors thinwire raises. Each says in one sentence what to write instead."""
+
+
+class ThinwireError(Exception):
+    """Base of every error thinwire raises on purpose.
+
+    >>> issubclass(RecipeError, ThinwireError) and issubclass(RecipeError, ValueError)
+    True
+    """
+
+
+class OptionError(ThinwireError, ValueError):
+    """An option of a codec, memory or exchange has a value that cannot work."""
+
+
+class RecipeError(ThinwireError, ValueError):
+    """A recipe makes no sense; raised when it is composed, never while training."""
+
+
+class MessageError(ThinwireError, ValueError):
+    """Bytes that are not the message they should be: cut short, damaged, or made by another codec."""
+
+
+class StateError(ThinwireError, RuntimeError):
+    """A saved state does not fit the object it is loaded into."""

@@ -1,0 +1,120 @@
+"""The hot loops under one name each. The tensor's device picks the body: numba on CPU, Triton on GPU, else plain torch.
+
+`reference.py` defines what every loop computes; `cpu.py` and `gpu.py` give the same bits faster.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import ParamSpec, TypeVar
+
+from torch import Tensor
+
+from . import reference
+from .reference import (
+    CHUNK,
+    ROTATION,
+    Moments,
+    Selection,
+    blocks_of,
+    checksum_weight,
+    packed_bytes,
+    rotated_numel,
+    threshold_bits,
+)
+
+_log = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_BODIES = {"cpu": ("cpu", "numba"), "cuda": ("gpu", "triton")}
+
+
+@functools.cache
+def body_for(device_type: str) -> ModuleType:
+    """The module whose functions run on this kind of device; imported on first use, because numba is slow to import.
+
+    >>> body_for("meta").__name__
+    'thinwire.kernels.reference'
+    """
+    module, needs = _BODIES.get(device_type, ("reference", ""))
+    try:
+        return importlib.import_module(f"{__name__}.{module}")
+    except ImportError:
+        _log.warning("%s is missing: kernels on %s run in plain torch, several times slower", needs, device_type)
+        return reference
+
+
+def _dispatch(definition: Callable[_P, _R]) -> Callable[_P, _R]:
+    @functools.wraps(definition)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        tensor = args[0]
+        assert isinstance(tensor, Tensor)
+        function: Callable[_P, _R] = getattr(body_for(tensor.device.type), definition.__name__)
+        return function(*args, **kwargs)
+
+    return run
+
+
+all_finite = _dispatch(reference.all_finite)
+block_abs_max = _dispatch(reference.block_abs_max)
+block_min_max = _dispatch(reference.block_min_max)
+block_square_sum = _dispatch(reference.block_square_sum)
+checksum = _dispatch(reference.checksum)
+codebook_decode = _dispatch(reference.codebook_decode)
+codebook_encode = _dispatch(reference.codebook_encode)
+dequantize_add = _dispatch(reference.dequantize_add)
+exponential_add = _dispatch(reference.exponential_add)
+exponential_decode_add = _dispatch(reference.exponential_decode_add)
+exponential_encode = _dispatch(reference.exponential_encode)
+keep_largest = _dispatch(reference.keep_largest)
+moments = _dispatch(reference.moments)
+pack = _dispatch(reference.pack)
+quantize = _dispatch(reference.quantize)
+random_bits = reference.random_bits
+rotate = _dispatch(reference.rotate)
+scatter_add = _dispatch(reference.scatter_add)
+select = _dispatch(reference.select)
+select_ef = _dispatch(reference.select_ef)
+threshold_count = _dispatch(reference.threshold_count)
+unpack = _dispatch(reference.unpack)
+unrotate = _dispatch(reference.unrotate)
+
+__all__ = [
+    "CHUNK",
+    "ROTATION",
+    "Moments",
+    "Selection",
+    "all_finite",
+    "block_abs_max",
+    "block_min_max",
+    "block_square_sum",
+    "blocks_of",
+    "body_for",
+    "checksum",
+    "checksum_weight",
+    "codebook_decode",
+    "codebook_encode",
+    "dequantize_add",
+    "exponential_add",
+    "exponential_decode_add",
+    "exponential_encode",
+    "keep_largest",
+    "moments",
+    "pack",
+    "packed_bytes",
+    "quantize",
+    "random_bits",
+    "rotate",
+    "rotated_numel",
+    "scatter_add",
+    "select",
+    "select_ef",
+    "threshold_bits",
+    "threshold_count",
+    "unpack",
+    "unrotate",
+]

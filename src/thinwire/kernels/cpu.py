@@ -1,0 +1,256 @@
+"""The numba body of the kernels: same names, same arguments, same bits as `reference.py`, at the speed of memory.
+
+Importing it needs numba; the loops are in `cpu_loops.py`, their vector instructions in `vectors.py`. Each call runs in
+the calling thread with the GIL released, so that several lanes can compress at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..draw import Key
+from ..errors import OptionError
+from . import checks, reference
+from . import cpu_loops as loops
+from .reference import (
+    CHUNK,
+    CUT_BINS,
+    CUT_SHIFT,
+    FRACTION_BITS,
+    ROTATION,
+    Moments,
+    Selection,
+    blocks_of,
+    checksum_weight,
+    packed_bytes,
+    random_bits,
+    rotated_numel,
+    threshold_bits,
+)
+
+__all__ = ["checksum_weight", "random_bits", "rotated_numel"]  # what the definition serves for this body too
+_CODEBOOK_BITS = (2, 3, 4)  # what is compiled; other widths are rare and run in torch
+_Array = npt.NDArray[Any]
+
+
+def _floats(x: Tensor) -> _Array:
+    array: _Array = checks.flat32(x).numpy()
+    return array
+
+
+def _bits(x: Tensor) -> _Array:
+    return _floats(x).view(np.int32)
+
+
+def _scales(values: Tensor, numel: int, block: int) -> _Array:
+    """Exactly one scale per block, because the loops run over them."""
+    array: _Array = checks.scales(values, numel, block)[: blocks_of(numel, block)].numpy()
+    return array
+
+
+def _codes(packed: Tensor, numel: int, bits: int) -> _Array:
+    array: _Array = checks.packed_codes(packed, numel, bits).numpy()
+    return array
+
+
+def _bytes(x: Tensor) -> _Array:
+    array: _Array = x.detach().reshape(-1).contiguous().numpy()
+    return array
+
+
+def _empty_packed(numel: int, bits: int, out: Tensor | None = None) -> Tensor:
+    checks.check_bits(bits)
+    if out is not None:
+        return checks.packed_out(out, numel, bits)
+    return torch.empty(packed_bytes(numel, bits), dtype=torch.uint8)
+
+
+def _words(key: Key) -> tuple[np.uint32, np.uint32]:
+    return np.uint32(key.k0), np.uint32(key.k1)
+
+
+def pack(codes: Tensor, *, bits: int) -> Tensor:
+    out = _empty_packed(codes.numel(), bits)
+    loops.pack(_bytes(codes), bits, out.numpy())
+    return out
+
+
+def unpack(packed: Tensor, numel: int, *, bits: int) -> Tensor:
+    codes = torch.empty(numel, dtype=torch.uint8)
+    loops.unpack(_codes(packed, numel, bits), bits, codes.numpy())
+    return codes
+
+
+def quantize(
+    x: Tensor,
+    low: Tensor,
+    inverse_step: Tensor,
+    *,
+    bits: int,
+    top: int,
+    offset: int,
+    block: int,
+    key: Key,
+    out: Tensor | None = None,
+) -> Tensor:
+    numel = x.numel()
+    packed = _empty_packed(numel, bits, out)
+    floor = np.float32(-offset << FRACTION_BITS)
+    ceiling = np.float32((top - offset) << FRACTION_BITS)
+    start = np.uint32(offset << FRACTION_BITS)
+    grid = (_scales(low, numel, block), _scales(inverse_step, numel, block))
+    loops.quantize(_floats(x), *grid, packed.numpy(), bits, block, floor, ceiling, start, *_words(key))
+    return packed
+
+
+def dequantize_add(
+    out: Tensor, packed: Tensor, low: Tensor, step: Tensor, *, bits: int, offset: int, block: int
+) -> None:
+    if not checks.writable(out):
+        return reference.dequantize_add(out, packed, low, step, bits=bits, offset=offset, block=block)
+    numel = out.numel()
+    grid = (_scales(low, numel, block), _scales(step, numel, block))
+    loops.dequantize_add(_bytes(out), _codes(packed, numel, bits), *grid, bits, np.int32(offset), block)
+    return None
+
+
+def exponential_encode(x: Tensor, inverse_scale: Tensor, *, top: int, block: int, key: Key) -> Tensor:
+    out = torch.empty(x.numel(), dtype=torch.uint8)
+    inverse = _scales(inverse_scale, x.numel(), block)
+    loops.exponential_encode(_floats(x), inverse, np.int32(top), block, *_words(key), out.numpy())
+    return out
+
+
+def exponential_decode_add(out: Tensor, codes: Tensor, scale: Tensor, *, top: int, block: int) -> None:
+    checks.same_length(out, codes)
+    if not checks.writable(out):
+        return reference.exponential_decode_add(out, codes, scale, top=top, block=block)
+    factors = _scales(scale, out.numel(), block)
+    loops.exponential_decode_add(_bytes(out), _bytes(codes), np.int32(top), factors, block)
+    return None
+
+
+def exponential_add(a: Tensor, b: Tensor, *, top: int, key: Key) -> Tensor:
+    checks.same_length(a, b)
+    out = torch.empty(a.numel(), dtype=torch.uint8)
+    loops.exponential_add(_bytes(a), _bytes(b), np.int32(top), *_words(key), out.numpy())
+    return out
+
+
+def block_abs_max(x: Tensor, *, block: int) -> Tensor:
+    out = torch.empty(blocks_of(x.numel(), block), dtype=torch.int32)
+    loops.block_abs_max(_bits(x), block, out.numpy())
+    return out.view(torch.float32)
+
+
+def block_min_max(x: Tensor, *, block: int) -> tuple[Tensor, Tensor]:
+    low = torch.empty(blocks_of(x.numel(), block), dtype=torch.int32)
+    high = torch.empty_like(low)
+    loops.block_min_max(_bits(x), block, low.numpy(), high.numpy())
+    return low.view(torch.float32), high.view(torch.float32)
+
+
+def block_square_sum(x: Tensor, *, block: int) -> Tensor:
+    out = torch.empty(blocks_of(x.numel(), block), dtype=torch.float64)
+    loops.block_square_sum(_floats(x), block, out.numpy())
+    return out
+
+
+def rotate(x: Tensor, *, key: Key) -> Tensor:
+    out = torch.empty(rotated_numel(x.numel()), dtype=torch.float32)
+    loops.rotate(_floats(x), out.numpy(), *_words(key))
+    return out
+
+
+def unrotate(z: Tensor, numel: int, *, key: Key) -> Tensor:
+    if (z.numel() % ROTATION) & (z.numel() % ROTATION - 1) or 0 < z.numel() % ROTATION < CHUNK:
+        raise OptionError(f"a rotated tensor has rotated_numel(n) elements for some n, not {z.numel()}")
+    out = torch.empty(min(numel, z.numel()), dtype=torch.float32)
+    loops.unrotate(_floats(z), out.numpy(), *_words(key))
+    return out
+
+
+def codebook_encode(
+    z: Tensor, inverse_scale: Tensor, boundaries: Tensor, *, bits: int, block: int, out: Tensor | None = None
+) -> Tensor:
+    if bits not in _CODEBOOK_BITS or boundaries.numel() != (1 << bits) - 1:
+        return reference.codebook_encode(z, inverse_scale, boundaries, bits=bits, block=block, out=out)
+    packed = _empty_packed(z.numel(), bits, out)
+    inverse = _scales(inverse_scale, z.numel(), block)
+    loops.codebook_encode(_floats(z), inverse, _floats(boundaries), bits, block, packed.numpy())
+    return packed
+
+
+def codebook_decode(packed: Tensor, numel: int, scale: Tensor, codebook: Tensor, *, bits: int, block: int) -> Tensor:
+    if bits not in _CODEBOOK_BITS or codebook.numel() != 1 << bits:
+        return reference.codebook_decode(packed, numel, scale, codebook, bits=bits, block=block)
+    out = torch.empty(numel, dtype=torch.float32)
+    factors = _scales(scale, numel, block)
+    loops.codebook_decode(_codes(packed, numel, bits), factors, _floats(codebook), bits, block, out.numpy())
+    return out
+
+
+def threshold_count(x: Tensor, threshold: float) -> tuple[int, int, int]:
+    low, mid, high = (np.int32(level) for level in threshold_bits(threshold))
+    counts: tuple[int, int, int] = loops.threshold_count(_bits(x), low, mid, high)
+    return counts
+
+
+def _select(loop: Any, arrays: tuple[_Array, ...], threshold: float, capacity: int) -> Selection:
+    low, mid, high = (np.int32(level) for level in threshold_bits(threshold))
+    values = torch.empty(capacity, dtype=torch.float32)
+    indices = torch.empty(capacity, dtype=torch.int32)
+    kept, *counts = loop(*arrays, low, mid, high, values.numpy(), indices.numpy())
+    return Selection(values[:kept], indices[:kept], (counts[0], counts[1], counts[2]))
+
+
+def select(x: Tensor, threshold: float, *, capacity: int) -> Selection:
+    return _select(loops.select, (_floats(x),), threshold, capacity)
+
+
+def select_ef(memory: Tensor, gradient: Tensor, threshold: float, *, capacity: int) -> Selection:
+    checks.same_length(memory, gradient)
+    if not checks.writable(memory):
+        return reference.select_ef(memory, gradient, threshold, capacity=capacity)
+    return _select(loops.select_ef, (_bytes(memory), _floats(gradient)), threshold, capacity)
+
+
+def keep_largest(
+    values: Tensor, indices: Tensor, *, k: int, threshold: float, memory: Tensor | None = None
+) -> tuple[Tensor, Tensor, float]:
+    if values.numel() <= k:
+        return values, indices, threshold
+    low = threshold_bits(threshold)[1]
+    kept_values, kept_indices = torch.empty(k, dtype=torch.float32), torch.empty(k, dtype=torch.int32)
+    home = _floats(values) if memory is None else _bytes(memory)
+    restore = memory is not None
+    outputs = (kept_values.numpy(), kept_indices.numpy())
+    cut = loops.keep_largest(_floats(values), _bytes(indices), k, low, CUT_BINS, CUT_SHIFT, home, restore, *outputs)
+    return kept_values, kept_indices, float(np.int32(low + (cut << CUT_SHIFT)).view(np.float32))
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    checks.same_length(indices, values)
+    if not checks.writable(out):
+        return reference.scatter_add(out, indices, values)
+    if not loops.scatter_add(_bytes(out), _bytes(indices), _floats(values)):
+        raise OptionError(f"a position lies outside the {out.numel()} elements")
+    return None
+
+
+def moments(x: Tensor) -> Moments:
+    total, squares, largest = loops.moments(_floats(x))
+    return Moments(float(total), float(squares), float(np.int32(largest).view(np.float32)))
+
+
+def all_finite(x: Tensor) -> bool:
+    return bool(loops.all_finite(_bits(x)))
+
+
+def checksum(data: Tensor) -> int:
+    return int(loops.checksum(_bytes(data).view(np.uint32)))

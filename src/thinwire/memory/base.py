@@ -1,0 +1,187 @@
+"""What every memory shares: tensors kept per parameter name, codec state beside them, saving and loading.
+
+The configuration (`Memory`, a word of a recipe) is frozen data; what changes while training is a `RunningMemory`.
+Parameters are known by name, never by bucket index: DDP rebuilds its buckets after the first step.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..codecs.base import Codec, State
+from ..draw import Draw
+from ..errors import OptionError, StateError
+from ..stage import Stage
+
+Kept = dict[str, Tensor]
+
+
+@dataclass(frozen=True, repr=False)
+class Memory(Stage, ABC):
+    """Keeps what was not sent, so that it is sent later. `start()` gives the memory of one training run."""
+
+    @abstractmethod
+    def start(self) -> RunningMemory:
+        """A new, empty memory of this kind."""
+
+    def accepts(self, codec: Codec) -> str | None:
+        """None if this memory can serve the codec, else one sentence that says what to write instead."""
+        return None
+
+
+class RunningMemory(ABC):
+    """Float32 tensors per parameter name, and the codec's state for each. A parameter never seen has zeros.
+
+    Non-finite gradients are sent on, so that every rank learns of them, and leave no trace here.
+    """
+
+    kind: ClassVar[str]
+    keeps: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Kept] = {}
+        self._codecs: dict[str, tuple[str, State]] = {}
+
+    # --------------------------------------------------------------------------------- one message in one pass
+
+    def encode(self, codec: Codec, gradient: Tensor, *, name: str, draw: Draw | None = None) -> Tensor:
+        """The message of the gradient and what was remembered of `name`; what it does not carry is remembered."""
+        kept = self._kept_of(name, gradient)
+        if not kernels.all_finite(gradient):
+            return codec.encode(gradient, draw=draw)
+        return self._encode_finite(codec, _as_float32(gradient), kept, self.codec_state(codec, name=name), draw)
+
+    @abstractmethod
+    def _encode_finite(self, codec: Codec, gradient: Tensor, kept: Kept, state: State, draw: Draw | None) -> Tensor:
+        """`encode` for a gradient known to be finite."""
+
+    # -------------------------------------------------------- two steps, where the sent part is known afterwards
+
+    @abstractmethod
+    def compensate(self, gradient: Tensor, *, name: str) -> Tensor:
+        """u, the gradient with what was remembered, as new float32 memory; changes nothing that is remembered."""
+
+    @abstractmethod
+    def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
+        """Keep u - sent; nothing changes if either is not finite."""
+
+    def give_back(self, sent: Tensor, *, name: str, codec: Codec | None = None) -> None:
+        """Return what was encoded but never delivered: a message together with its codec, or the decoded tensor."""
+        residual = self.residual(name)
+        values = sent if codec is None else codec.decode(sent, shape=tuple(residual.shape))
+        if values.shape != residual.shape:
+            raise StateError(
+                f"{name} has shape {tuple(residual.shape)}, {tuple(values.shape)} cannot be given back to it"
+            )
+        if kernels.all_finite(values):
+            residual += values
+
+    # ------------------------------------------------------------------------------------------- looking inside
+
+    def names(self) -> list[str]:
+        """The parameters seen so far."""
+        return list(self._kept)
+
+    def residual(self, name: str) -> Tensor:
+        """What is still to be sent of a parameter: the live tensor, clone it to keep it."""
+        if name not in self._kept:
+            raise StateError(
+                f"{name} was never encoded here: the memory knows {', '.join(self._kept) or 'no parameter'}"
+            )
+        return self._kept[name]["residual"]
+
+    def codec_state(self, codec: Codec, *, name: str) -> State:
+        """What `codec` carries from step to step for this parameter; another codec starts anew."""
+        spec, state = self._codecs.get(name, ("", {}))
+        if spec != codec.spec():
+            state = codec.new_state()
+            self._codecs[name] = (codec.spec(), state)
+        return state
+
+    def rescale(self, factor: float) -> None:
+        """Follow a change of the loss scale: everything kept times new scale / old scale."""
+        for kept in self._kept.values():
+            for tensor in kept.values():
+                tensor *= factor
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+        self._codecs.clear()
+
+    # ------------------------------------------------------------------------------------------- save and load
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything that a resumed run needs: nested dicts of tensors, numbers and strings."""
+        codecs = {name: {"spec": spec, "state": state} for name, (spec, state) in self._codecs.items()}
+        return copy.deepcopy({"kind": self.kind, "kept": self._kept, "codecs": codecs})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a `state_dict`; a memory already in use takes only one of the same names and shapes."""
+        kind = state.get("kind")
+        if kind != self.kind:
+            raise StateError(f"this is the state of {kind or 'something else'}, load it into that and not {self.kind}")
+        try:
+            kept = {
+                name: {key: tensors[key].to(torch.float32, copy=True) for key in self.keeps}
+                for name, tensors in state["kept"].items()
+            }
+            codecs = {name: (str(c["spec"]), copy.deepcopy(dict(c["state"]))) for name, c in state["codecs"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as damage:
+            raise StateError(f"the state of {self.kind} is damaged ({damage!r}): save it anew") from None
+        self._check_fits(kept)
+        self._kept, self._codecs = kept, codecs
+
+    def _check_fits(self, kept: dict[str, Kept]) -> None:
+        for name, tensors in kept.items():
+            if len({tensor.shape for tensor in tensors.values()}) > 1:
+                raise StateError(f"the state of {self.kind} is damaged ({name} has several shapes): save it anew")
+        if not self._kept:
+            return
+        if unmatched := kept.keys() ^ self._kept.keys():
+            raise StateError(
+                f"the saved state and this memory differ in parameter {min(unmatched)}: reset() the memory first, "
+                "or load the state of the same model"
+            )
+        for name, tensors in kept.items():
+            ours, theirs = tuple(self._kept[name]["residual"].shape), tuple(tensors["residual"].shape)
+            if ours != theirs:
+                raise StateError(
+                    f"{name} has shape {ours} here and {theirs} in the saved state: load the state of the same model"
+                )
+
+    # ------------------------------------------------------------------------------------------------- helpers
+
+    def _kept_of(self, name: str, gradient: Tensor) -> Kept:
+        if not gradient.is_floating_point():
+            raise OptionError(
+                f"{self.kind} remembers floating-point gradients, {name} is {gradient.dtype}: cast it first"
+            )
+        kept = self._kept.get(name)
+        if kept is None:
+            kept = {key: torch.zeros(gradient.shape, dtype=torch.float32, device=gradient.device) for key in self.keeps}
+            self._kept[name] = kept
+        residual = kept["residual"]
+        if residual.shape != gradient.shape:
+            raise StateError(
+                f"{name} was remembered in shape {tuple(residual.shape)} and now comes in {tuple(gradient.shape)}: "
+                "give every parameter a name of its own, or reset() the memory"
+            )
+        if residual.device != gradient.device:  # a state loaded on the CPU follows its parameter
+            for key in self.keeps:
+                kept[key] = kept[key].to(gradient.device)
+        return kept
+
+
+def _as_float32(gradient: Tensor) -> Tensor:
+    """Half precision is widened inside the kernels; float64 is narrowed first, so that every codec sees the same."""
+    gradient = gradient.detach()
+    return gradient.to(torch.float32) if gradient.dtype == torch.float64 else gradient

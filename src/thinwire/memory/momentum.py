@@ -1,0 +1,132 @@
+"""Momentum correction: error feedback on the velocity instead of the gradient (Deep Gradient Compression)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..codecs.base import Codec, State
+from ..codecs.sparse import SparseCodec
+from ..draw import Draw
+from ..errors import OptionError, StateError
+from .base import Kept, Memory, RunningMemory
+
+
+@dataclass(frozen=True, repr=False)
+class MomentumCorrection(Memory):
+    """m = momentum * m + g, v = v + m, send the largest of v (Lin et al. 2018, arXiv 1712.01887, algorithm 1).
+
+    It replaces the optimizer's momentum: train with plain SGD. `nesterov` is m = momentum * (m + g), v = v + m + g.
+    `masking` sets m to zero where v was sent, so that stale momentum does not push the same way once more; v keeps
+    there only what rounding the values lost.
+
+    >>> import torch
+    >>> from thinwire import top_k
+    >>> memory = MomentumCorrection(0.5).start()
+    >>> codec = top_k(0.5)
+    >>> codec.decode(memory.encode(codec, torch.tensor([4.0, 1.0]), name="weight"))
+    tensor([4., 0.])
+    >>> codec.decode(memory.encode(codec, torch.tensor([0.0, 1.0]), name="weight"))
+    tensor([0.0000, 2.5000])
+    """
+
+    name = "momentum_correction"
+
+    momentum: float = 0.9
+    nesterov: bool = field(default=False, kw_only=True)
+    masking: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._require(0.0 <= self.momentum < 1.0, f"momentum must be at least 0 and below 1, got {self.momentum}")
+
+    def start(self) -> MomentumMemory:
+        return MomentumMemory(self)
+
+    def accepts(self, codec: Codec) -> str | None:
+        if isinstance(codec, SparseCodec):
+            return None
+        return (
+            f"momentum_correction keeps the velocity of elements that are not sent, and {codec.name} sends all: "
+            "use it with a sparsifier such as top_k:0.01, or use error_feedback"
+        )
+
+
+class MomentumMemory(RunningMemory):
+    """Momentum and unsent velocity (`residual`) of one training run.
+
+    >>> import torch
+    >>> memory = MomentumCorrection(0.5).start()
+    >>> u = memory.compensate(torch.tensor([1.0, 2.0]), name="bias")
+    >>> memory.remember(u, torch.tensor([0.0, 2.0]), name="bias")
+    >>> memory.residual("bias"), memory.momentum("bias")
+    (tensor([1., 0.]), tensor([1., 0.]))
+    """
+
+    kind = MomentumCorrection.name
+    keeps = ("residual", "momentum")
+
+    def __init__(self, options: MomentumCorrection) -> None:
+        super().__init__()
+        self.options = options
+        self._advanced: dict[str, Tensor] = {}  # momenta between compensate and remember
+
+    def momentum(self, name: str) -> Tensor:
+        """The momentum of a parameter: the live tensor, clone it to keep it."""
+        self.residual(name)
+        return self._kept[name]["momentum"]
+
+    def _step(self, momentum: Tensor, gradient: Tensor) -> Tensor:
+        """Advance the momentum in place and return what the velocity grows by."""
+        if self.options.nesterov:
+            momentum.add_(gradient).mul_(self.options.momentum)
+            return momentum + gradient
+        return momentum.mul_(self.options.momentum).add_(gradient)
+
+    def encode(self, codec: Codec, gradient: Tensor, *, name: str, draw: Draw | None = None) -> Tensor:
+        if refusal := self.options.accepts(codec):
+            raise OptionError(refusal)
+        return super().encode(codec, gradient, name=name, draw=draw)
+
+    def _encode_finite(self, codec: Codec, gradient: Tensor, kept: Kept, state: State, draw: Draw | None) -> Tensor:
+        assert isinstance(codec, SparseCodec)
+        growth = self._step(kept["momentum"], gradient)
+        message = codec.encode_remembering(kept["residual"], growth, draw=draw, state=state)
+        if self.options.masking:
+            positions, _ = codec.decode_sparse(message)
+            kept["momentum"].view(-1)[positions.to(torch.int64)] = 0.0
+        return message
+
+    def compensate(self, gradient: Tensor, *, name: str) -> Tensor:
+        kept = self._kept_of(name, gradient)
+        advanced = kept["momentum"].clone()
+        u = kept["residual"] + self._step(advanced, gradient.detach().to(torch.float32))
+        self._advanced[name] = advanced
+        return u
+
+    def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
+        advanced = self._advanced.pop(name, None)
+        if advanced is None:
+            raise StateError(f"remember({name}) follows compensate({name}) of the same step: call compensate first")
+        rest = u - sent
+        kept = self._kept_of(name, rest)
+        if not kernels.all_finite(rest):
+            return
+        kept["residual"].copy_(rest)
+        if self.options.masking:
+            advanced.masked_fill_(sent != 0, 0.0)
+        kept["momentum"].copy_(advanced)
+
+    def reset(self) -> None:
+        super().reset()
+        self._advanced.clear()
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self._advanced.clear()
+
+
+momentum_correction = MomentumCorrection
