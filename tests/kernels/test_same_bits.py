@@ -155,7 +155,7 @@ def test_exponential_add_of_every_pair() -> None:
 @pytest.mark.parametrize("random", [0, 1, 2])
 def test_exponential_add_at_the_smallest_random_numbers(random: int) -> None:
     """A gap of 32 rounds only if the random number is 0: solve the hash for the key that draws it at position 0."""
-    wanted = random * pow(reference._MIX_2, -1, 1 << 32)
+    wanted = random * pow(reference.MIX_2, -1, 1 << 32)
     key = Key(0, wanted & 0xFFFFFFFF)  # the position 0 and k0 = 0 hash to 0 before k1 comes in
     assert int(reference.random_bits(1, key)) == random
     for gap in (31, 32, 33, 34, 90):
@@ -180,8 +180,17 @@ def test_block_scales(numel: int, seed: int, block: int, dtype: torch.dtype, spe
 @few
 @given(st.sampled_from((*SIZES, 100, 200, 500)), seeds, dtypes, keys, specials)
 def test_rotation(numel: int, seed: int, dtype: torch.dtype, key: Key, special: tuple[float, ...]) -> None:
-    rotated = check("rotate", mixed(numel, seed, special, dtype), key=key)
+    x = mixed(numel, seed, special, dtype)
+    rotated = check("rotate", x, key=key)
     check("unrotate", rotated, numel, key=key)
+    for body, device in ((reference, "cpu"), *BODIES):  # in place
+        z = rotated.to(device, copy=True)
+        assert body.rotate(z, key=key, out=z) is z
+        assert_same(reference.rotate(rotated, key=key), z)
+        assert_same(
+            rotated if numel == 0 else reference.unrotate(z.cpu(), z.numel(), key=key),
+            body.unrotate(z, z.numel(), key=key, out=z),
+        )
 
 
 @few

@@ -160,7 +160,8 @@ def rotation_cases(data: Data) -> Iterator[Case]:
     scale = torch.ones(kernels.blocks_of(rotated.numel(), kernels.ROTATION))
     block = kernels.ROTATION
     packed = kernels.codebook_encode(rotated, scale, boundaries, bits=3, block=block)
-    yield Case("rotate", lambda: kernels.rotate(x, key=_KEY), lambda: reference.rotate(x, key=_KEY), 8)
+    place = torch.empty_like(rotated)
+    yield Case("rotate", lambda: kernels.rotate(x, key=_KEY, out=place), lambda: reference.rotate(x, key=_KEY), 8)
     yield Case(
         "codebook_encode_3bit",
         lambda: kernels.codebook_encode(rotated, scale, boundaries, bits=3, block=block, out=packed),
@@ -202,6 +203,7 @@ def select_cases(data: Data, density: float) -> Iterator[Case]:
 
     codec = threshold_k(density)
     state = codec.new_state()
+    refresh()
     codec._select_remembering(memory, gradient, _KEY, state)
     steady = dict(state)
 

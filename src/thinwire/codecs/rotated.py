@@ -80,12 +80,13 @@ class Rotated(Codec):
         scale, packed = take_scales(body, kernels.blocks_of(out.numel(), kernels.ROTATION))
         z = self._codewords(packed, kernels.rotated_numel(out.numel()), scale)
         for turn in range(_ROUNDS - 1, 0, -1):
-            z = kernels.unrotate(z, z.numel(), key=key.fold(turn))
+            z = kernels.unrotate(z, z.numel(), key=key.fold(turn), out=z)
         out += kernels.unrotate(z, out.numel(), key=key.fold(0))
 
     def _rotate(self, z: Tensor, key: Key) -> Tensor:
-        for turn in range(_ROUNDS):
-            z = kernels.rotate(z, key=key.fold(turn))
+        z = kernels.rotate(z, key=key.fold(0))
+        for turn in range(1, _ROUNDS):
+            z = kernels.rotate(z, key=key.fold(turn), out=z)
         return z
 
     def _codewords(self, packed: Tensor, numel: int, scale: Tensor) -> Tensor:

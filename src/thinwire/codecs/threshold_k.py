@@ -21,7 +21,7 @@ from ..kernels import Selection
 from .base import State
 from .sparse import Sparsifier, as_selection, largest, non_finite, sampled_threshold
 
-_AIM = 1.4  # candidates per element wanted: few enough to be cheap, enough to hold k almost always
+_AIM = 1.2  # candidates per element wanted: few enough to be cheap, enough to hold k almost always
 _ROOM = 4.0  # candidates per element wanted that fit in the buffer
 _ENOUGH = 0.8  # of k: below this the pass is repeated
 _SAMPLED = 400  # of the wanted elements should be in a sample: 5 % standard error of the count
@@ -30,7 +30,7 @@ _UNKNOWN = -1.0
 
 def _aim(k: int) -> float:
     """Small k fluctuate more, so they aim higher."""
-    return k * (_AIM + 2 / math.sqrt(k))
+    return k * (_AIM + 3 / math.sqrt(k))
 
 
 def _room(k: int, numel: int) -> int:

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from . import reference
-from .reference import (
+from .layout import (
     CHUNK,
     ROTATION,
     Moments,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MessageError, OptionError
-from .reference import CHUNK, blocks_of, packed_bytes
+from .layout import CHUNK, blocks_of, packed_bytes
 
 
 def check_bits(bits: int) -> None:
@@ -50,4 +50,13 @@ def packed_out(out: Tensor, numel: int, bits: int) -> Tensor:
     """A place for packed codes: exactly their size, contiguous bytes."""
     if out.dtype != torch.uint8 or out.numel() != packed_bytes(numel, bits) or not out.is_contiguous():
         raise OptionError(f"give {packed_bytes(numel, bits)} contiguous bytes for the codes of {numel} elements")
+    return out
+
+
+def float_out(out: Tensor | None, numel: int, like: Tensor) -> Tensor:
+    """A place for `numel` float32: the one given if it fits, else a new one."""
+    if out is None:
+        return torch.empty(numel, dtype=torch.float32, device=like.device)
+    if out.numel() != numel or out.dim() != 1 or not writable(out):
+        raise OptionError(f"give {numel} contiguous float32 as `out`, flat")
     return out

@@ -1,7 +1,8 @@
 """The numba body of the kernels: same names, same arguments, same bits as `reference.py`, at the speed of memory.
 
-Importing it needs numba; the loops are in `cpu_loops.py`, their vector instructions in `vectors.py`. Each call runs in
-the calling thread with the GIL released, so that several lanes can compress at once.
+Importing it needs numba; the loops are in `cpu_quantize.py` and `cpu_select.py`, their vector instructions in
+`vectors.py` and `vector_codes.py`. Each call runs in the calling thread with the GIL released, so that several lanes
+can compress at once.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from torch import Tensor
 
 from ..draw import Key
 from ..errors import OptionError
-from . import checks, reference
-from . import cpu_loops as loops
-from .reference import (
+from . import checks, cpu_quantize, cpu_select, reference
+from .layout import (
     CHUNK,
     CUT_BINS,
     CUT_SHIFT,
@@ -26,14 +26,12 @@ from .reference import (
     Moments,
     Selection,
     blocks_of,
-    checksum_weight,
     packed_bytes,
-    random_bits,
     rotated_numel,
     threshold_bits,
 )
 
-__all__ = ["checksum_weight", "random_bits", "rotated_numel"]  # what the definition serves for this body too
+random_bits = reference.random_bits  # drawn in small numbers only: the definition serves
 _CODEBOOK_BITS = (2, 3, 4)  # what is compiled; other widths are rare and run in torch
 _Array = npt.NDArray[Any]
 
@@ -76,13 +74,13 @@ def _words(key: Key) -> tuple[np.uint32, np.uint32]:
 
 def pack(codes: Tensor, *, bits: int) -> Tensor:
     out = _empty_packed(codes.numel(), bits)
-    loops.pack(_bytes(codes), bits, out.numpy())
+    cpu_quantize.pack(_bytes(codes), bits, out.numpy())
     return out
 
 
 def unpack(packed: Tensor, numel: int, *, bits: int) -> Tensor:
     codes = torch.empty(numel, dtype=torch.uint8)
-    loops.unpack(_codes(packed, numel, bits), bits, codes.numpy())
+    cpu_quantize.unpack(_codes(packed, numel, bits), bits, codes.numpy())
     return codes
 
 
@@ -104,7 +102,7 @@ def quantize(
     ceiling = np.float32((top - offset) << FRACTION_BITS)
     start = np.uint32(offset << FRACTION_BITS)
     grid = (_scales(low, numel, block), _scales(inverse_step, numel, block))
-    loops.quantize(_floats(x), *grid, packed.numpy(), bits, block, floor, ceiling, start, *_words(key))
+    cpu_quantize.quantize(_floats(x), *grid, packed.numpy(), bits, block, floor, ceiling, start, *_words(key))
     return packed
 
 
@@ -115,14 +113,14 @@ def dequantize_add(
         return reference.dequantize_add(out, packed, low, step, bits=bits, offset=offset, block=block)
     numel = out.numel()
     grid = (_scales(low, numel, block), _scales(step, numel, block))
-    loops.dequantize_add(_bytes(out), _codes(packed, numel, bits), *grid, bits, np.int32(offset), block)
+    cpu_quantize.dequantize_add(_bytes(out), _codes(packed, numel, bits), *grid, bits, np.int32(offset), block)
     return None
 
 
 def exponential_encode(x: Tensor, inverse_scale: Tensor, *, top: int, block: int, key: Key) -> Tensor:
     out = torch.empty(x.numel(), dtype=torch.uint8)
     inverse = _scales(inverse_scale, x.numel(), block)
-    loops.exponential_encode(_floats(x), inverse, np.int32(top), block, *_words(key), out.numpy())
+    cpu_quantize.exponential_encode(_floats(x), inverse, np.int32(top), block, *_words(key), out.numpy())
     return out
 
 
@@ -131,48 +129,48 @@ def exponential_decode_add(out: Tensor, codes: Tensor, scale: Tensor, *, top: in
     if not checks.writable(out):
         return reference.exponential_decode_add(out, codes, scale, top=top, block=block)
     factors = _scales(scale, out.numel(), block)
-    loops.exponential_decode_add(_bytes(out), _bytes(codes), np.int32(top), factors, block)
+    cpu_quantize.exponential_decode_add(_bytes(out), _bytes(codes), np.int32(top), factors, block)
     return None
 
 
 def exponential_add(a: Tensor, b: Tensor, *, top: int, key: Key) -> Tensor:
     checks.same_length(a, b)
     out = torch.empty(a.numel(), dtype=torch.uint8)
-    loops.exponential_add(_bytes(a), _bytes(b), np.int32(top), *_words(key), out.numpy())
+    cpu_quantize.exponential_add(_bytes(a), _bytes(b), np.int32(top), *_words(key), out.numpy())
     return out
 
 
 def block_abs_max(x: Tensor, *, block: int) -> Tensor:
     out = torch.empty(blocks_of(x.numel(), block), dtype=torch.int32)
-    loops.block_abs_max(_bits(x), block, out.numpy())
+    cpu_select.block_abs_max(_bits(x), block, out.numpy())
     return out.view(torch.float32)
 
 
 def block_min_max(x: Tensor, *, block: int) -> tuple[Tensor, Tensor]:
     low = torch.empty(blocks_of(x.numel(), block), dtype=torch.int32)
     high = torch.empty_like(low)
-    loops.block_min_max(_bits(x), block, low.numpy(), high.numpy())
+    cpu_select.block_min_max(_bits(x), block, low.numpy(), high.numpy())
     return low.view(torch.float32), high.view(torch.float32)
 
 
 def block_square_sum(x: Tensor, *, block: int) -> Tensor:
     out = torch.empty(blocks_of(x.numel(), block), dtype=torch.float64)
-    loops.block_square_sum(_floats(x), block, out.numpy())
+    cpu_select.block_square_sum(_floats(x), block, out.numpy())
     return out
 
 
-def rotate(x: Tensor, *, key: Key) -> Tensor:
-    out = torch.empty(rotated_numel(x.numel()), dtype=torch.float32)
-    loops.rotate(_floats(x), out.numpy(), *_words(key))
-    return out
+def rotate(x: Tensor, *, key: Key, out: Tensor | None = None) -> Tensor:
+    place = checks.float_out(out, rotated_numel(x.numel()), x)
+    cpu_quantize.rotate(_floats(x), place.numpy(), *_words(key))
+    return place
 
 
-def unrotate(z: Tensor, numel: int, *, key: Key) -> Tensor:
+def unrotate(z: Tensor, numel: int, *, key: Key, out: Tensor | None = None) -> Tensor:
     if (z.numel() % ROTATION) & (z.numel() % ROTATION - 1) or 0 < z.numel() % ROTATION < CHUNK:
         raise OptionError(f"a rotated tensor has rotated_numel(n) elements for some n, not {z.numel()}")
-    out = torch.empty(min(numel, z.numel()), dtype=torch.float32)
-    loops.unrotate(_floats(z), out.numpy(), *_words(key))
-    return out
+    place = checks.float_out(out, min(numel, z.numel()), z)
+    cpu_quantize.unrotate(_floats(z), place.numpy(), *_words(key))
+    return place
 
 
 def codebook_encode(
@@ -182,7 +180,7 @@ def codebook_encode(
         return reference.codebook_encode(z, inverse_scale, boundaries, bits=bits, block=block, out=out)
     packed = _empty_packed(z.numel(), bits, out)
     inverse = _scales(inverse_scale, z.numel(), block)
-    loops.codebook_encode(_floats(z), inverse, _floats(boundaries), bits, block, packed.numpy())
+    cpu_quantize.codebook_encode(_floats(z), inverse, _floats(boundaries), bits, block, packed.numpy())
     return packed
 
 
@@ -191,13 +189,13 @@ def codebook_decode(packed: Tensor, numel: int, scale: Tensor, codebook: Tensor,
         return reference.codebook_decode(packed, numel, scale, codebook, bits=bits, block=block)
     out = torch.empty(numel, dtype=torch.float32)
     factors = _scales(scale, numel, block)
-    loops.codebook_decode(_codes(packed, numel, bits), factors, _floats(codebook), bits, block, out.numpy())
+    cpu_quantize.codebook_decode(_codes(packed, numel, bits), factors, _floats(codebook), bits, block, out.numpy())
     return out
 
 
 def threshold_count(x: Tensor, threshold: float) -> tuple[int, int, int]:
     low, mid, high = (np.int32(level) for level in threshold_bits(threshold))
-    counts: tuple[int, int, int] = loops.threshold_count(_bits(x), low, mid, high)
+    counts: tuple[int, int, int] = cpu_select.threshold_count(_bits(x), low, mid, high)
     return counts
 
 
@@ -210,14 +208,14 @@ def _select(loop: Any, arrays: tuple[_Array, ...], threshold: float, capacity: i
 
 
 def select(x: Tensor, threshold: float, *, capacity: int) -> Selection:
-    return _select(loops.select, (_floats(x),), threshold, capacity)
+    return _select(cpu_select.select, (_floats(x),), threshold, capacity)
 
 
 def select_ef(memory: Tensor, gradient: Tensor, threshold: float, *, capacity: int) -> Selection:
     checks.same_length(memory, gradient)
     if not checks.writable(memory):
         return reference.select_ef(memory, gradient, threshold, capacity=capacity)
-    return _select(loops.select_ef, (_bytes(memory), _floats(gradient)), threshold, capacity)
+    return _select(cpu_select.select_ef, (_bytes(memory), _floats(gradient)), threshold, capacity)
 
 
 def keep_largest(
@@ -230,7 +228,9 @@ def keep_largest(
     home = _floats(values) if memory is None else _bytes(memory)
     restore = memory is not None
     outputs = (kept_values.numpy(), kept_indices.numpy())
-    cut = loops.keep_largest(_floats(values), _bytes(indices), k, low, CUT_BINS, CUT_SHIFT, home, restore, *outputs)
+    cut = cpu_select.keep_largest(
+        _floats(values), _bytes(indices), k, low, CUT_BINS, CUT_SHIFT, home, restore, *outputs
+    )
     return kept_values, kept_indices, float(np.int32(low + (cut << CUT_SHIFT)).view(np.float32))
 
 
@@ -238,19 +238,19 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor) -> None:
     checks.same_length(indices, values)
     if not checks.writable(out):
         return reference.scatter_add(out, indices, values)
-    if not loops.scatter_add(_bytes(out), _bytes(indices), _floats(values)):
+    if not cpu_select.scatter_add(_bytes(out), _bytes(indices), _floats(values)):
         raise OptionError(f"a position lies outside the {out.numel()} elements")
     return None
 
 
 def moments(x: Tensor) -> Moments:
-    total, squares, largest = loops.moments(_floats(x))
+    total, squares, largest = cpu_select.moments(_floats(x))
     return Moments(float(total), float(squares), float(np.int32(largest).view(np.float32)))
 
 
 def all_finite(x: Tensor) -> bool:
-    return bool(loops.all_finite(_bits(x)))
+    return bool(cpu_select.all_finite(_bits(x)))
 
 
 def checksum(data: Tensor) -> int:
-    return int(loops.checksum(_bytes(data).view(np.uint32)))
+    return int(cpu_select.checksum(_bytes(data).view(np.uint32)))

@@ -18,29 +18,18 @@ from torch import Tensor
 from ..draw import Key
 from ..errors import OptionError
 from . import checks, gpu_quantize, gpu_select, reference
-from .reference import (
+from .layout import (
     CHUNK,
-    FRACTION_BITS,
     ROTATION,
     Moments,
     Selection,
-    _ordered,
     blocks_of,
-    checksum_weight,
-    keep_largest,  # stays in plain torch: the candidates are few
     packed_bytes,
     rotated_numel,
     threshold_bits,
 )
 
-__all__ = [
-    "CHUNK", "FRACTION_BITS", "ROTATION", "Moments", "Selection", "all_finite", "block_abs_max", "block_min_max",
-    "block_square_sum", "blocks_of", "checksum", "checksum_weight", "codebook_decode", "codebook_encode",
-    "dequantize_add", "exponential_add", "exponential_decode_add", "exponential_encode", "keep_largest", "moments",
-    "pack", "packed_bytes", "quantize", "random_bits", "rotate", "rotated_numel", "scatter_add", "select", "select_ef",
-    "threshold_bits", "threshold_count", "unpack", "unrotate",
-]  # fmt: skip
-
+keep_largest = reference.keep_largest  # stays in plain torch: the candidates are few
 _ROWS = 32  # chunks per program; a guess until a GPU says otherwise
 _TILE = _ROWS * CHUNK
 
@@ -205,7 +194,9 @@ def block_abs_max(x: Tensor, *, block: int) -> Tensor:
 def block_min_max(x: Tensor, *, block: int) -> tuple[Tensor, Tensor]:
     """min and max of each block, float32. A NaN in the block shows as NaN in one of the two."""
     low, high = _block_reduce(x, block, gpu_select.MIN_MAX, torch.int32)
-    return _ordered(low.amin(dim=1)).view(torch.float32), _ordered(high.amax(dim=1)).view(torch.float32)
+    return reference._ordered(low.amin(dim=1)).view(torch.float32), reference._ordered(high.amax(dim=1)).view(
+        torch.float32
+    )
 
 
 def block_square_sum(x: Tensor, *, block: int) -> Tensor:
@@ -216,31 +207,31 @@ def block_square_sum(x: Tensor, *, block: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- rotation
 
 
-def _rotation(x: Tensor, padded: int, numel: int, key: Key, *, forward: bool) -> Tensor:
-    """Transform `padded` elements (x, then zeros) in blocks of 1024 and one shorter block; the first `numel` of it."""
-    out = torch.empty(numel, dtype=torch.float32, device=x.device)
+def _rotation(x: Tensor, padded: int, out: Tensor, key: Key, *, forward: bool) -> Tensor:
+    """Transform `padded` elements (x, then zeros) in blocks of 1024 and one shorter block; the start of it."""
     full, tail = divmod(padded, ROTATION)
     if tail & (tail - 1):
         raise OptionError(f"a rotated tensor has rotated_numel(n) elements for some n, not {padded}")
     for first, width, programs in ((0, ROTATION, full), (full * ROTATION, tail, 1)):
         if width:
             _launch(
-                gpu_quantize.rotate_kernel, programs, out, x, first, x.numel(), numel, 1.0 / math.sqrt(width),
+                gpu_quantize.rotate_kernel, programs, out, x, first, x.numel(), out.numel(), 1.0 / math.sqrt(width),
                 *_words(key), LOG_WIDTH=width.bit_length() - 1, FORWARD=forward,
             )  # fmt: skip
     return out
 
 
-def rotate(x: Tensor, *, key: Key) -> Tensor:
-    """Random signs, then a Hadamard transform in blocks of 1024; output of length `rotated_numel`."""
+def rotate(x: Tensor, *, key: Key, out: Tensor | None = None) -> Tensor:
+    """Random signs, then a Hadamard transform in blocks of 1024; output of length `rotated_numel` (`out` may be x)."""
     x = checks.flat32(x)
     padded = rotated_numel(x.numel())
-    return _rotation(x, padded, padded, key, forward=True)
+    return _rotation(x, padded, checks.float_out(out, padded, x), key, forward=True)
 
 
-def unrotate(z: Tensor, numel: int, *, key: Key) -> Tensor:
-    """The inverse of `rotate`: Hadamard transform, then the same signs; `numel` elements."""
-    return _rotation(checks.flat32(z), z.numel(), min(numel, z.numel()), key, forward=False)
+def unrotate(z: Tensor, numel: int, *, key: Key, out: Tensor | None = None) -> Tensor:
+    """The inverse of `rotate`: Hadamard transform, then the same signs; `numel` elements (`out` may be z)."""
+    place = checks.float_out(out, min(numel, z.numel()), z)
+    return _rotation(checks.flat32(z), z.numel(), place, key, forward=False)
 
 
 def codebook_encode(

@@ -11,14 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import reference
+from . import layout
 
 # A kernel may only read globals that are compile-time constants.
-_MIX_1 = tl.constexpr(reference._MIX_1)
-_MIX_2 = tl.constexpr(reference._MIX_2)
-_FRACTION = tl.constexpr(reference.FRACTION_BITS)
-_UNIT = tl.constexpr(1 << reference.FRACTION_BITS)  # 1 as a fixed-point number
-_ONE = tl.constexpr(float(1 << reference.FRACTION_BITS))
+_MIX_1 = tl.constexpr(layout.MIX_1)
+_MIX_2 = tl.constexpr(layout.MIX_2)
+_FRACTION = tl.constexpr(layout.FRACTION_BITS)
+_UNIT = tl.constexpr(1 << layout.FRACTION_BITS)  # 1 as a fixed-point number
+_ONE = tl.constexpr(float(1 << layout.FRACTION_BITS))
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _scale(per_block, chunk, numel, block_chunks):
 
 
 # A plane of width w follows the wider ones: it starts `BITS // (2 * w) * (2 * w)` bits into the code and 8 times as
-# many bytes into the chunk. See `_planes` and `pack` in reference.py.
+# many bytes into the chunk. See `planes` in layout.py and `pack` in reference.py.
 
 
 @triton.jit

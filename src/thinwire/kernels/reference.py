@@ -7,45 +7,28 @@ a scale of its own; `block=0` means one block for the whole tensor, otherwise a 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..draw import Key
+from .layout import (
+    CHUNK,
+    CUT_BINS,
+    CUT_SHIFT,
+    FRACTION_BITS,
+    MIX_1,
+    MIX_2,
+    ROTATION,
+    Moments,
+    Selection,
+    blocks_of,
+    planes,
+    rotated_numel,
+    threshold_bits,
+)
 
-CHUNK = 64  # elements packed together: `bits` * 8 bytes a chunk
-ROTATION = 1024  # elements rotated together
-FRACTION_BITS = 23  # of the fixed-point number that is rounded stochastically
-CUT_BINS, CUT_SHIFT = 8192, 12  # of `keep_largest`: bins of 2**12 float32 steps
 _MASK32 = 0xFFFFFFFF
-_MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B  # the multipliers of the lowbias32 integer hash
-
-
-class Selection(NamedTuple):
-    """What a selecting kernel found. `counts` are of the elements above 0.98 t, t and 1.02 t, kept or not."""
-
-    values: Tensor
-    indices: Tensor
-    counts: tuple[int, int, int]
-
-
-class Moments(NamedTuple):
-    total: float
-    squares: float
-    max_abs: float
-
-
-def blocks_of(numel: int, block: int) -> int:
-    """How many scales a tensor needs."""
-    if numel == 0:
-        return 0
-    return 1 if block == 0 else -(-numel // block)
-
-
-def packed_bytes(numel: int, bits: int) -> int:
-    """Size of `numel` packed codes: whole chunks of 64."""
-    return -(-numel // CHUNK) * 8 * bits
 
 
 def _spread(per_block: Tensor, numel: int, block: int) -> Tensor:
@@ -57,9 +40,9 @@ def _flat32(x: Tensor) -> Tensor:
     return x.detach().reshape(-1).to(torch.float32)
 
 
-def _into(out: Tensor | None, packed: Tensor) -> Tensor:
-    """A message buffer may be given as `out`, so that codes are written once, where they are sent from."""
-    return packed if out is None else out.copy_(packed)
+def _into(out: Tensor | None, result: Tensor) -> Tensor:
+    """A buffer may be given as `out`: codes are written where they are sent from, and fresh memory is slow."""
+    return result if out is None else out.copy_(result)
 
 
 def random_bits(numel: int, key: Key, *, device: torch.device | str = "cpu") -> Tensor:
@@ -68,21 +51,11 @@ def random_bits(numel: int, key: Key, *, device: torch.device | str = "cpu") -> 
     Only the upper bits are meant to be used (the last multiplication leaves the lowest ones weak).
     """
     h = (torch.arange(numel, dtype=torch.int64, device=device) + key.k0) & _MASK32
-    h = ((h ^ (h >> 16)) * _MIX_1) & _MASK32
-    return ((h ^ (h >> 15) ^ key.k1) * _MIX_2) & _MASK32
+    h = ((h ^ (h >> 16)) * MIX_1) & _MASK32
+    return ((h ^ (h >> 15) ^ key.k1) * MIX_2) & _MASK32
 
 
 # --------------------------------------------------------------------------------------------- packing and quantising
-
-
-def _planes(bits: int) -> list[tuple[int, int]]:
-    """A code of `bits` bits is stored as planes of 8, 4, 2 and 1 bits: (width, shift), low bits first."""
-    planes, shift = [], 0
-    for width in (8, 4, 2, 1):
-        if bits & width:
-            planes.append((width, shift))
-            shift += width
-    return planes
 
 
 def pack(codes: Tensor, *, bits: int) -> Tensor:
@@ -93,7 +66,7 @@ def pack(codes: Tensor, *, bits: int) -> Tensor:
     padded[: codes.numel()] = codes
     rows = padded.view(chunks, CHUNK)
     out = []
-    for width, shift in _planes(bits):
+    for width, shift in planes(bits):
         plane = (rows >> shift) & ((1 << width) - 1)
         parts = plane.view(chunks, 8 // width, 8 * width)
         merged = parts[:, 0].clone()
@@ -109,7 +82,7 @@ def unpack(packed: Tensor, numel: int, *, bits: int) -> Tensor:
     rows = packed[: chunks * 8 * bits].view(chunks, 8 * bits)
     codes = torch.zeros(chunks, CHUNK, dtype=torch.uint8, device=packed.device)
     start = 0
-    for width, shift in _planes(bits):
+    for width, shift in planes(bits):
         plane = rows[:, start : start + 8 * width]
         start += 8 * width
         parts = [(plane >> (part * width)) & ((1 << width) - 1) for part in range(8 // width)]
@@ -259,12 +232,6 @@ def block_square_sum(x: Tensor, *, block: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- rotation
 
 
-def rotated_numel(numel: int) -> int:
-    """Length after rotation: blocks of 1024, the last one the smallest power of two (>= 64) that holds the rest."""
-    full, rest = divmod(numel, ROTATION)
-    return full * ROTATION + (0 if rest == 0 else max(CHUNK, 1 << (rest - 1).bit_length()))
-
-
 def _hadamard(rows: Tensor) -> Tensor:
     """Orthonormal Walsh-Hadamard transform of each row; strides 1, 2, 4, ... in this order (the bits depend on it)."""
     count, width = rows.shape
@@ -290,18 +257,18 @@ def _transform(x: Tensor) -> Tensor:
     return torch.cat(parts) if parts else x.clone()
 
 
-def rotate(x: Tensor, *, key: Key) -> Tensor:
-    """Random signs, then a Hadamard transform in blocks of 1024; output of length `rotated_numel`."""
+def rotate(x: Tensor, *, key: Key, out: Tensor | None = None) -> Tensor:
+    """Random signs, then a Hadamard transform in blocks of 1024; output of length `rotated_numel` (`out` may be x)."""
     x = _flat32(x)
     padded = torch.zeros(rotated_numel(x.numel()), dtype=torch.float32, device=x.device)
     padded[: x.numel()] = x
-    return _transform(padded * _signs(padded.numel(), key, x.device))
+    return _into(out, _transform(padded * _signs(padded.numel(), key, x.device)))
 
 
-def unrotate(z: Tensor, numel: int, *, key: Key) -> Tensor:
-    """The inverse of `rotate`: Hadamard transform, then the same signs; `numel` elements."""
+def unrotate(z: Tensor, numel: int, *, key: Key, out: Tensor | None = None) -> Tensor:
+    """The inverse of `rotate`: Hadamard transform, then the same signs; `numel` elements (`out` may be z)."""
     z = _flat32(z)
-    return (_transform(z) * _signs(z.numel(), key, z.device))[:numel]
+    return _into(out, (_transform(z) * _signs(z.numel(), key, z.device))[:numel])
 
 
 def codebook_encode(
@@ -321,13 +288,6 @@ def codebook_decode(packed: Tensor, numel: int, scale: Tensor, codebook: Tensor,
 
 
 # --------------------------------------------------------------------------------------------------------- selection
-
-
-def threshold_bits(threshold: float) -> tuple[int, int, int]:
-    """0.98 t, t and 1.02 t as float32 bit patterns: for magnitudes, integer order is numeric order."""
-    levels = torch.tensor([0.98, 1.0, 1.02], dtype=torch.float32) * torch.tensor(threshold, dtype=torch.float32)
-    low, mid, high = (int(bits) for bits in levels.view(torch.int32))
-    return low, mid, high
 
 
 def threshold_count(x: Tensor, threshold: float) -> tuple[int, int, int]:
@@ -396,11 +356,6 @@ def moments(x: Tensor) -> Moments:
 def all_finite(x: Tensor) -> bool:
     """True if there is neither inf nor NaN."""
     return x.numel() == 0 or float(block_abs_max(x, block=0)[0]) < math.inf
-
-
-def checksum_weight(word: int) -> int:
-    """The weight of the word at this position in `checksum`."""
-    return ((2 * word + 1) * 0x9E3779B1) & _MASK32
 
 
 def checksum(data: Tensor) -> int:

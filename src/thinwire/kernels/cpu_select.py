@@ -1,0 +1,231 @@
+"""Loops of the numba body over data that is kept whole: scales of blocks, sums, checks, selection."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,call-arg,var-annotated"
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from .cpu_compile import compiled, summing
+from .vectors import accumulate_mask, lowest_bit, mask_above
+
+_MAGNITUDE = int32(0x7FFFFFFF)
+
+
+# ------------------------------------------------------------------------------------------------------ block scales
+
+
+@compiled
+def _largest(bits):
+    found = int32(0)
+    for i in range(bits.size):
+        found = max(found, int32(bits[i] & _MAGNITUDE))
+    return found
+
+
+@compiled
+def block_abs_max(bits, block, out):
+    width = block if block else max(bits.size, 1)
+    for b in range(out.size):
+        out[b] = _largest(bits[b * width : (b + 1) * width])
+
+
+@compiled
+def _ends(bits):
+    low, high = int32(0x7FFFFFFF), int32(-0x80000000)
+    for i in range(bits.size):
+        ordered = int32(bits[i] ^ int32(int32(bits[i] >> int32(31)) & _MAGNITUDE))
+        low, high = min(low, ordered), max(high, ordered)
+    return low, high
+
+
+@compiled
+def block_min_max(bits, block, out_low, out_high):
+    width = block if block else max(bits.size, 1)
+    for b in range(out_low.size):
+        low, high = _ends(bits[b * width : (b + 1) * width])
+        out_low[b] = int32(low ^ int32(int32(low >> int32(31)) & _MAGNITUDE))
+        out_high[b] = int32(high ^ int32(int32(high >> int32(31)) & _MAGNITUDE))
+
+
+@summing
+def _square_sum(x):
+    total = 0.0
+    for i in range(x.size):
+        wide = np.float64(x[i])
+        total += wide * wide
+    return total
+
+
+@compiled
+def block_square_sum(x, block, out):
+    width = block if block else max(x.size, 1)
+    for b in range(out.size):
+        out[b] = _square_sum(x[b * width : (b + 1) * width])
+
+
+@summing
+def _sums(x):
+    total, squares = 0.0, 0.0
+    for i in range(x.size):
+        wide = np.float64(x[i])
+        total += wide
+        squares += wide * wide
+    return total, squares
+
+
+@compiled
+def moments(x):
+    """In runs that stay in the first-level cache, so that the data is read from memory once."""
+    bits = x.view(np.int32)
+    total, squares, largest = 0.0, 0.0, int32(0)
+    for i in range(0, x.size, 4096):
+        part_total, part_squares = _sums(x[i : i + 4096])
+        total += part_total
+        squares += part_squares
+        largest = max(largest, _largest(bits[i : i + 4096]))
+    return total, squares, largest
+
+
+@compiled
+def all_finite(bits):
+    for i in range(0, bits.size, 65536):  # noqa: SIM110 (numba has no generators)
+        if _largest(bits[i : i + 65536]) >= int32(0x7F800000):
+            return False
+    return True
+
+
+@compiled
+def checksum(words):
+    total = uint32(0)
+    for i in range(words.size):
+        weight = uint32(uint32(uint32(i) * uint32(2) + uint32(1)) * uint32(0x9E3779B1))
+        total = uint32(total + uint32(words[i] * weight))
+    return total
+
+
+# --------------------------------------------------------------------------------------------------------- selection
+
+
+@compiled
+def _tail_mask(bits, low):
+    """`mask_above` for the last, shorter run."""
+    mask = uint32(0)
+    for j in range(bits.size):
+        if int32(bits[j] & _MAGNITUDE) > low:
+            mask = uint32(mask | uint32(uint32(1) << uint32(j)))
+    return mask
+
+
+@compiled
+def select_ef(memory, gradient, low, mid, high, values, indices):
+    """Adds, selects, compacts and clears in one pass; most runs of 32 hold nothing above the threshold.
+
+    Returns how many were kept and how many exceed the three thresholds.
+    """
+    bits = memory.view(np.int32)
+    full = memory.size & ~31
+    kept, above_low, above_mid, above_high = 0, 0, 0, 0
+    for i in range(0, memory.size, 32):
+        if i < full:
+            mask = accumulate_mask(memory, gradient, i, low)
+        else:
+            for j in range(full, memory.size):
+                memory[j] += gradient[j]
+            mask = _tail_mask(bits[full:], low)
+        while mask != uint32(0):
+            j = i + lowest_bit(mask)
+            mask = uint32(mask & uint32(mask - uint32(1)))
+            magnitude = int32(bits[j] & _MAGNITUDE)
+            above_low += 1
+            above_high += magnitude > high
+            if magnitude > mid:
+                above_mid += 1
+                if kept < indices.size:
+                    indices[kept] = j
+                    values[kept] = memory[j]
+                    memory[j] = float32(0.0)
+                    kept += 1
+    return kept, above_low, above_mid, above_high
+
+
+@compiled
+def select(x, low, mid, high, values, indices):
+    """As `select_ef`, from data that is left as it is."""
+    bits = x.view(np.int32)
+    full = x.size & ~31
+    kept, above_low, above_mid, above_high = 0, 0, 0, 0
+    for i in range(0, x.size, 32):
+        mask = mask_above(x, i, low) if i < full else _tail_mask(bits[i:], low)
+        while mask != uint32(0):
+            j = i + lowest_bit(mask)
+            mask = uint32(mask & uint32(mask - uint32(1)))
+            magnitude = int32(bits[j] & _MAGNITUDE)
+            above_low += 1
+            above_high += magnitude > high
+            if magnitude > mid:
+                above_mid += 1
+                if kept < indices.size:
+                    indices[kept] = j
+                    values[kept] = x[j]
+                    kept += 1
+    return kept, above_low, above_mid, above_high
+
+
+@compiled
+def _count_run(bits, low, mid, high):
+    a, b, c = int32(0), int32(0), int32(0)
+    for i in range(bits.size):
+        magnitude = int32(bits[i] & _MAGNITUDE)
+        a = int32(a + int32(magnitude > low))
+        b = int32(b + int32(magnitude > mid))
+        c = int32(c + int32(magnitude > high))
+    return a, b, c
+
+
+@compiled
+def threshold_count(bits, low, mid, high):
+    total_a, total_b, total_c = 0, 0, 0
+    for start in range(0, bits.size, 65536):
+        a, b, c = _count_run(bits[start : start + 65536], low, mid, high)
+        total_a += a
+        total_b += b
+        total_c += c
+    return total_a, total_b, total_c
+
+
+@compiled
+def keep_largest(values, indices, k, low, bins, shift, memory, restore, kept_values, kept_indices):
+    """Two passes over the candidates: a histogram of magnitudes, then the split at the bin where the k-th one lies."""
+    bits = values.view(np.int32)
+    histogram = np.zeros(bins, np.int64)
+    for i in range(values.size):
+        histogram[min((int32(bits[i] & _MAGNITUDE) - low) >> shift, bins - 1)] += 1
+    cut = bins - 1
+    above = 0
+    while above + histogram[cut] < k:
+        above += histogram[cut]
+        cut -= 1
+    room = k - above
+    kept = 0
+    for i in range(values.size):
+        found = min((int32(bits[i] & _MAGNITUDE) - low) >> shift, bins - 1)
+        if found > cut or (found == cut and room > 0):
+            room -= found == cut
+            kept_values[kept] = values[i]
+            kept_indices[kept] = indices[i]
+            kept += 1
+        elif restore:
+            memory[indices[i]] = values[i]
+    return cut
+
+
+@compiled
+def scatter_add(out, indices, values):
+    """False at the first position outside of `out`: a wrong one must not write into other people's memory."""
+    for i in range(indices.size):
+        j = indices[i]
+        if j < 0 or j >= out.size:
+            return False
+        out[j] += values[i]
+    return True

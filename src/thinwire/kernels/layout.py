@@ -1,0 +1,68 @@
+"""What all bodies of the kernels share: sizes, results, and how codes lie in bytes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 64  # elements packed together: `bits` * 8 bytes a chunk
+ROTATION = 1024  # elements rotated together
+FRACTION_BITS = 23  # of the fixed-point number that is rounded stochastically
+MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B  # the multipliers of the lowbias32 integer hash
+CUT_BINS, CUT_SHIFT = 8192, 12  # of `keep_largest`: bins of 2**12 float32 steps
+
+
+class Selection(NamedTuple):
+    """What a selecting kernel found. `counts` are of the elements above 0.98 t, t and 1.02 t, kept or not."""
+
+    values: Tensor
+    indices: Tensor
+    counts: tuple[int, int, int]
+
+
+class Moments(NamedTuple):
+    total: float
+    squares: float
+    max_abs: float
+
+
+def blocks_of(numel: int, block: int) -> int:
+    """How many scales a tensor needs."""
+    if numel == 0:
+        return 0
+    return 1 if block == 0 else -(-numel // block)
+
+
+def packed_bytes(numel: int, bits: int) -> int:
+    """Size of `numel` packed codes: whole chunks of 64."""
+    return -(-numel // CHUNK) * 8 * bits
+
+
+def planes(bits: int) -> list[tuple[int, int]]:
+    """A code of `bits` bits is stored as planes of 8, 4, 2 and 1 bits: (width, shift), low bits first."""
+    found, shift = [], 0
+    for width in (8, 4, 2, 1):
+        if bits & width:
+            found.append((width, shift))
+            shift += width
+    return found
+
+
+def rotated_numel(numel: int) -> int:
+    """Length after rotation: blocks of 1024, the last one the smallest power of two (>= 64) that holds the rest."""
+    full, rest = divmod(numel, ROTATION)
+    return full * ROTATION + (0 if rest == 0 else max(CHUNK, 1 << (rest - 1).bit_length()))
+
+
+def threshold_bits(threshold: float) -> tuple[int, int, int]:
+    """0.98 t, t and 1.02 t as float32 bit patterns: for magnitudes, integer order is numeric order."""
+    levels = torch.tensor([0.98, 1.0, 1.02], dtype=torch.float32) * torch.tensor(threshold, dtype=torch.float32)
+    low, mid, high = (int(bits) for bits in levels.view(torch.int32))
+    return low, mid, high
+
+
+def checksum_weight(word: int) -> int:
+    """The weight of the word at this position in `checksum`."""
+    return ((2 * word + 1) * 0x9E3779B1) & 0xFFFFFFFF
