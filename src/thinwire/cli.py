@@ -64,8 +64,8 @@ def kernels(
 ) -> None:
     """Time every hot loop here, beside a plain copy, `e += g`, and the torch code one would write instead.
 
-    x copy and x add are our time over theirs (below 1: quicker than moving the tensor once); x torch is how many
-    times faster we are than the torch code. Compare within one run only: shared machines drift.
+    x copy and x add are the time over that of the copy and of `e += g` (below 1: quicker than moving the tensor once);
+    x torch is how many times faster we are than the torch code. Compare within one run only: shared machines drift.
     """
     from .bench.kernel_table import kernel_rows
     from .bench.machine import describe_machine
@@ -75,13 +75,18 @@ def kernels(
     with typer.progressbar(length=6, label="timing kernels", file=sys.stderr) as bar:
         rows = kernel_rows(numel, threads=threads, rounds=rounds, on_group=lambda done: bar.update(1))
     if json_file != "-":
+        copy, add = min(row.copy_seconds for row in rows), min(row.add_seconds for row in rows)
         typer.echo(f"{numel:,} float32, {threads} thread(s), best of {rounds} rounds")
-        typer.echo(f"{'kernel':24}{'density':>9}{'ms':>10}{'GB/s':>8}{'x copy':>8}{'x add':>8}{'x torch':>9}")
+        typer.echo(f"floors: copy {copy * 1e3:.2f} ms, e += g {add * 1e3:.2f} ms\n")
+        typer.echo(f"{'':33}{'ours':>30}{'torch':>28}{'':>10}")
+        heads = ("ms", "GB/s", "x copy", "x add", "ms", "GB/s", "x copy")
+        typer.echo(f"{'kernel':24}{'density':>9}" + "".join(f"{head:>9}" for head in heads) + f"{'x torch':>9}")
         for row in rows:
             density = "" if row.density is None else f"{row.density:.1%}"
             typer.echo(
-                f"{row.name:24}{density:>9}{row.seconds * 1e3:>10.3f}{row.gb_per_s:>8.1f}"
-                f"{row.x_copy:>8.2f}{row.x_add:>8.2f}{row.x_torch:>9.1f}"
+                f"{row.name:24}{density:>9}"
+                f"{row.seconds * 1e3:>9.2f}{row.gb_per_s:>9.1f}{row.x_copy:>9.2f}{row.x_add:>9.2f}"
+                f"{row.torch_seconds * 1e3:>9.1f}{row.torch_gb_per_s:>9.1f}{row.torch_x_copy:>9.2f}{row.x_torch:>9.1f}"
             )
     if json_file is not None:
         run = {"numel": numel, "threads": threads, "rounds": rounds}

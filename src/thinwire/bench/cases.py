@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ from .. import kernels
 from ..codecs.rotated import gaussian_codebook
 from ..codecs.threshold_k import threshold_k
 from ..draw import Draw
-from ..kernels import reference
 
 _KEY = Draw(seed=1, stream="thinwire kernels").key()
 _BLOCK = 64
@@ -109,13 +109,16 @@ def exponential_cases(data: Data) -> Iterator[Case]:
     codes = kernels.exponential_encode(x, 1 / scale, top=127, block=0, key=_KEY)
     other = codes.flip(0)
 
-    def eager_encode() -> Tensor:
+    def eager_encode(x: Tensor = x) -> Tensor:
         mantissa, exponent = torch.frexp(x.abs() / scale)
         up = torch.rand_like(x) < mantissa * 2 - 1
         return ((exponent - 1 + up + 127).clamp_(0, 127) + (x < 0) * 128).to(torch.uint8)
 
-    def eager_decode() -> Tensor:
+    def eager_decode(codes: Tensor = codes) -> Tensor:
         return torch.ldexp((codes < 128).float() * 2 - 1, (codes & 127).int() - 127) * scale
+
+    def eager_add() -> Tensor:
+        return eager_encode(eager_decode() + eager_decode(other))
 
     yield Case(
         "exponential_encode",
@@ -132,7 +135,7 @@ def exponential_cases(data: Data) -> Iterator[Case]:
     yield Case(
         "exponential_add",
         lambda: kernels.exponential_add(codes, other, top=127, key=_KEY),
-        lambda: reference.exponential_add(codes, other, top=127, key=_KEY),
+        eager_add,
         3,
     )
 
@@ -161,7 +164,15 @@ def rotation_cases(data: Data) -> Iterator[Case]:
     block = kernels.ROTATION
     packed = kernels.codebook_encode(rotated, scale, boundaries, bits=3, block=block)
     place = torch.empty_like(rotated)
-    yield Case("rotate", lambda: kernels.rotate(x, key=_KEY, out=place), lambda: reference.rotate(x, key=_KEY), 8)
+    words = torch.empty_like(rotated)
+    rows = x[: x.numel() // block * block].view(-1, block)
+    hadamard = functools.reduce(torch.kron, [torch.tensor([[1.0, 1.0], [1.0, -1.0]])] * 10) / 32
+    yield Case(
+        "rotate",
+        lambda: kernels.rotate(x, key=_KEY, out=place),
+        lambda: (rows * (torch.rand(block) < 0.5)) @ hadamard,
+        8,
+    )
     yield Case(
         "codebook_encode_3bit",
         lambda: kernels.codebook_encode(rotated, scale, boundaries, bits=3, block=block, out=packed),
@@ -170,7 +181,7 @@ def rotation_cases(data: Data) -> Iterator[Case]:
     )
     yield Case(
         "codebook_decode_3bit",
-        lambda: kernels.codebook_decode(packed, rotated.numel(), scale, codebook, bits=3, block=block),
+        lambda: kernels.codebook_decode(packed, rotated.numel(), scale, codebook, bits=3, block=block, out=words),
         lambda: codebook[kernels.unpack(packed, rotated.numel(), bits=3).to(torch.int64)],
         4 + 3 / 8,
     )

@@ -20,7 +20,10 @@ from .cases import Case, Data, all_cases
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `x_torch` is how many times faster we are than the torch code."""
+    """One line of the table: our time, as ratios to the copy and to `e += g`; the torch code's time beside it.
+
+    `x_torch` is how many times faster we are than the torch code. GB/s count the bytes that our kernel must move.
+    """
 
     name: str
     density: float | None
@@ -30,14 +33,10 @@ class Row:
     x_add: float
     x_torch: float
     torch_seconds: float
-
-
-@dataclass(frozen=True)
-class Floors:
-    """Seconds of what no kernel can avoid: moving the tensor once."""
-
-    copy: float
-    add: float
+    torch_gb_per_s: float
+    torch_x_copy: float
+    copy_seconds: float
+    add_seconds: float
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -60,16 +59,21 @@ def _measure(cases: list[list[Case]], floors: Data, pool: ThreadPoolExecutor | N
         "add": lambda: torch.add(floors.memory, floors.x, out=floors.memory),
     }
     preparing: dict[str, Callable[[], object]] = {}
+    torch_run: dict[str, str] = {}  # several cases may be compared with one and the same torch code: run it once
     for position, case in enumerate(cases[0]):
         shares = [group[position] for group in cases]
         runs[f"ours {case.name}"] = _together(pool, [share.ours for share in shares])
-        runs[f"torch {case.name}"] = case.torchs if pool is None else _together(pool, [s.torchs for s in shares])
-        preparing[f"ours {case.name}"] = preparing[f"torch {case.name}"] = _together(pool, [s.prepare for s in shares])
+        preparing[f"ours {case.name}"] = _together(pool, [share.prepare for share in shares])
+        first = next(other for other in cases[0] if other.torchs is case.torchs)
+        torch_run[case.name] = f"torch {first.name}"
+        if first is case:
+            runs[torch_run[case.name]] = _together(pool, [share.torchs for share in shares])
+            preparing[torch_run[case.name]] = preparing[f"ours {case.name}"]
     best = dict.fromkeys(runs, float("inf"))
     for repeat in range(rounds + 1):
         for name, run in runs.items():
-            # The torch one-liners are up to a hundred times slower: three rounds of them tell enough.
-            if name.startswith("torch ") and repeat > 3:
+            # The torch code is up to a hundred times slower: two rounds of it tell enough.
+            if name.startswith("torch ") and repeat > 2:
                 continue
             preparing.get(name, lambda: None)()
             elapsed = _seconds(run)
@@ -77,16 +81,21 @@ def _measure(cases: list[list[Case]], floors: Data, pool: ThreadPoolExecutor | N
                 best[name] = min(best[name], elapsed)
     numel = floors.x.numel()
     for case in cases[0]:
-        ours, theirs = best[f"ours {case.name}"], best[f"torch {case.name}"]
+        ours, theirs = best[f"ours {case.name}"], best[torch_run[case.name]]
+        copy, add, moved = best["copy"], best["add"], case.moved * numel / 1e9
         yield Row(
             name=case.name,
             density=case.density,
             seconds=ours,
-            gb_per_s=case.moved * numel / ours / 1e9,
-            x_copy=ours / best["copy"],
-            x_add=ours / best["add"],
+            gb_per_s=moved / ours,
+            x_copy=ours / copy,
+            x_add=ours / add,
             x_torch=theirs / ours,
             torch_seconds=theirs,
+            torch_gb_per_s=moved / theirs,
+            torch_x_copy=theirs / copy,
+            copy_seconds=copy,
+            add_seconds=add,
         )
 
 

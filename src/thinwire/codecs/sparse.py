@@ -39,8 +39,7 @@ _WORTH_SAMPLING = 1 << 15
 
 def as_selection(values: Tensor, indices: Tensor) -> Selection:
     """A selection whose threshold nobody asks about."""
-    count = indices.numel()
-    return Selection(values, indices.to(torch.int32), (count, count, count))
+    return Selection(values, indices.to(torch.int32), indices.numel())
 
 
 def _pick(found: Selection, places: Tensor) -> Selection:
@@ -58,7 +57,7 @@ def non_finite(x: Tensor, capacity: int) -> Selection:
 def select_all(x: Tensor, threshold: float, *, expected: int) -> Selection:
     """Every element with |x| > threshold; one pass if no more than `expected` are found, else two."""
     found = kernels.select(x, threshold, capacity=expected)
-    count = found.counts[1]
+    count = found.above
     return found if count <= expected else kernels.select(x, threshold, capacity=count)
 
 
@@ -96,7 +95,7 @@ def _candidates(x: Tensor, k: int) -> Selection | None:
     if x.numel() < _WORTH_SAMPLING or 4 * wanted > x.numel():
         return None
     found = kernels.select(x, sampled_threshold(x, wanted, stride=_SAMPLE_STRIDE), capacity=2 * wanted)
-    return found if k <= found.counts[1] <= 2 * wanted else None
+    return found if k <= found.above <= 2 * wanted else None
 
 
 def largest(x: Tensor, k: int) -> Selection:

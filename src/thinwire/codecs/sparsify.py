@@ -101,7 +101,7 @@ class GaussianK(Sparsifier):
         for evaluation in (1, 2, 3):
             threshold = threshold if threshold > 0 else 0.0  # a negative mean: then everything that is not zero
             found = kernels.select(x, threshold, capacity=capacity)
-            count = found.counts[1]
+            count = found.above
             state["passes"] = state.get("passes", 0) + 1
             if evaluation == 3 or 2 * k <= 3 * count <= 4 * k:
                 break
@@ -139,7 +139,7 @@ class DgcK(Sparsifier):
         threshold = sampled_threshold(x, k, stride=stride, start=key.fold(_SAMPLE).k0 % min(stride, numel))
         for _ in range(10):
             found = select_all(x, threshold, expected=2 * k)
-            if found.counts[1] >= self._fewest(k) or threshold == 0:  # zeros are not worth sending
+            if found.above >= self._fewest(k) or threshold == 0:  # zeros are not worth sending
                 return largest_of(found, k)
             threshold *= 0.8
         return largest(x, k)
@@ -178,7 +178,7 @@ class TrimmedK(Sparsifier):
         mean = min(top, float(x.abs().mean()))  # the sum in the mean may overflow
         for step in range(1, math.ceil(1 / self.eps)):
             threshold = mean + (1 - step * self.eps) * (top - mean)
-            count = kernels.threshold_count(x, threshold)[1]
+            count = kernels.threshold_count(x, threshold)
             if count >= k:
                 return largest_of(kernels.select(x, threshold, capacity=count), k)
         return largest(x, k)

@@ -134,11 +134,11 @@ class ThresholdK(Sparsifier):
         values, indices, cut = kernels.keep_largest(
             found.values, found.indices, k=k, threshold=state["threshold"], memory=memory
         )
-        follow(state, k=k, count=found.counts[1], cut=cut, repeated=repeated)
+        follow(state, k=k, count=found.above, cut=cut, repeated=repeated)
         return as_selection(values, indices)
 
     def _fits(self, found: Selection, threshold: float, numel: int) -> bool:
-        k, count = self.k(numel), found.counts[1]
+        k, count = self.k(numel), found.above
         enough = count >= _ENOUGH * k or threshold == 0  # at zero there is nothing more to find
         return enough and count <= _room(k, numel)
 

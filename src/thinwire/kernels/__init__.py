@@ -24,7 +24,6 @@ from .layout import (
     checksum_weight,
     packed_bytes,
     rotated_numel,
-    threshold_bits,
 )
 
 _log = logging.getLogger(__name__)
@@ -113,7 +112,6 @@ __all__ = [
     "scatter_add",
     "select",
     "select_ef",
-    "threshold_bits",
     "threshold_count",
     "unpack",
     "unrotate",

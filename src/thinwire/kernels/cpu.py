@@ -26,9 +26,9 @@ from .layout import (
     Moments,
     Selection,
     blocks_of,
+    magnitude_bits,
     packed_bytes,
     rotated_numel,
-    threshold_bits,
 )
 
 random_bits = reference.random_bits  # drawn in small numbers only: the definition serves
@@ -184,27 +184,26 @@ def codebook_encode(
     return packed
 
 
-def codebook_decode(packed: Tensor, numel: int, scale: Tensor, codebook: Tensor, *, bits: int, block: int) -> Tensor:
+def codebook_decode(
+    packed: Tensor, numel: int, scale: Tensor, codebook: Tensor, *, bits: int, block: int, out: Tensor | None = None
+) -> Tensor:
     if bits not in _CODEBOOK_BITS or codebook.numel() != 1 << bits:
-        return reference.codebook_decode(packed, numel, scale, codebook, bits=bits, block=block)
-    out = torch.empty(numel, dtype=torch.float32)
+        return reference.codebook_decode(packed, numel, scale, codebook, bits=bits, block=block, out=out)
+    place = checks.float_out(out, numel, packed)
     factors = _scales(scale, numel, block)
-    cpu_quantize.codebook_decode(_codes(packed, numel, bits), factors, _floats(codebook), bits, block, out.numpy())
-    return out
+    cpu_quantize.codebook_decode(_codes(packed, numel, bits), factors, _floats(codebook), bits, block, place.numpy())
+    return place
 
 
-def threshold_count(x: Tensor, threshold: float) -> tuple[int, int, int]:
-    low, mid, high = (np.int32(level) for level in threshold_bits(threshold))
-    counts: tuple[int, int, int] = cpu_select.threshold_count(_bits(x), low, mid, high)
-    return counts
+def threshold_count(x: Tensor, threshold: float) -> int:
+    return int(cpu_select.threshold_count(_bits(x), np.int32(magnitude_bits(threshold))))
 
 
 def _select(loop: Any, arrays: tuple[_Array, ...], threshold: float, capacity: int) -> Selection:
-    low, mid, high = (np.int32(level) for level in threshold_bits(threshold))
     values = torch.empty(capacity, dtype=torch.float32)
     indices = torch.empty(capacity, dtype=torch.int32)
-    kept, *counts = loop(*arrays, low, mid, high, values.numpy(), indices.numpy())
-    return Selection(values[:kept], indices[:kept], (counts[0], counts[1], counts[2]))
+    kept, count = loop(*arrays, np.int32(magnitude_bits(threshold)), values.numpy(), indices.numpy())
+    return Selection(values[:kept], indices[:kept], count)
 
 
 def select(x: Tensor, threshold: float, *, capacity: int) -> Selection:
@@ -223,7 +222,7 @@ def keep_largest(
 ) -> tuple[Tensor, Tensor, float]:
     if values.numel() <= k:
         return values, indices, threshold
-    low = threshold_bits(threshold)[1]
+    low = magnitude_bits(threshold)
     kept_values, kept_indices = torch.empty(k, dtype=torch.float32), torch.empty(k, dtype=torch.int32)
     home = _floats(values) if memory is None else _bytes(memory)
     restore = memory is not None

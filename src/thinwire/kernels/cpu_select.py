@@ -118,80 +118,71 @@ def _tail_mask(bits, low):
 
 
 @compiled
-def select_ef(memory, gradient, low, mid, high, values, indices):
+def select_ef(memory, gradient, threshold, values, indices):
     """Adds, selects, compacts and clears in one pass; most runs of 32 hold nothing above the threshold.
 
-    Returns how many were kept and how many exceed the three thresholds.
+    Returns how many were kept and how many exceed the threshold.
     """
     bits = memory.view(np.int32)
     full = memory.size & ~31
-    kept, above_low, above_mid, above_high = 0, 0, 0, 0
+    kept, left = 0, 0
     for i in range(0, memory.size, 32):
         if i < full:
-            mask = accumulate_mask(memory, gradient, i, low)
+            mask = accumulate_mask(memory, gradient, i, threshold)
         else:
             for j in range(full, memory.size):
                 memory[j] += gradient[j]
-            mask = _tail_mask(bits[full:], low)
+            mask = _tail_mask(bits[full:], threshold)
+        room = kept + 32 <= indices.size  # for any mask, so that the loop need not ask
         while mask != uint32(0):
-            j = i + lowest_bit(mask)
+            if room or kept < indices.size:
+                j = i + lowest_bit(mask)
+                indices[kept] = j
+                values[kept] = memory[j]
+                memory[j] = float32(0.0)
+                kept += 1
+            else:
+                left += 1
             mask = uint32(mask & uint32(mask - uint32(1)))
-            magnitude = int32(bits[j] & _MAGNITUDE)
-            above_low += 1
-            above_high += magnitude > high
-            if magnitude > mid:
-                above_mid += 1
-                if kept < indices.size:
-                    indices[kept] = j
-                    values[kept] = memory[j]
-                    memory[j] = float32(0.0)
-                    kept += 1
-    return kept, above_low, above_mid, above_high
+    return kept, kept + left
 
 
 @compiled
-def select(x, low, mid, high, values, indices):
+def select(x, threshold, values, indices):
     """As `select_ef`, from data that is left as it is."""
     bits = x.view(np.int32)
     full = x.size & ~31
-    kept, above_low, above_mid, above_high = 0, 0, 0, 0
+    kept, left = 0, 0
     for i in range(0, x.size, 32):
-        mask = mask_above(x, i, low) if i < full else _tail_mask(bits[i:], low)
+        mask = mask_above(x, i, threshold) if i < full else _tail_mask(bits[i:], threshold)
+        room = kept + 32 <= indices.size
         while mask != uint32(0):
-            j = i + lowest_bit(mask)
+            if room or kept < indices.size:
+                j = i + lowest_bit(mask)
+                indices[kept] = j
+                values[kept] = x[j]
+                kept += 1
+            else:
+                left += 1
             mask = uint32(mask & uint32(mask - uint32(1)))
-            magnitude = int32(bits[j] & _MAGNITUDE)
-            above_low += 1
-            above_high += magnitude > high
-            if magnitude > mid:
-                above_mid += 1
-                if kept < indices.size:
-                    indices[kept] = j
-                    values[kept] = x[j]
-                    kept += 1
-    return kept, above_low, above_mid, above_high
+    return kept, kept + left
 
 
 @compiled
-def _count_run(bits, low, mid, high):
-    a, b, c = int32(0), int32(0), int32(0)
+def _count_run(bits, threshold):
+    count = int32(0)
     for i in range(bits.size):
-        magnitude = int32(bits[i] & _MAGNITUDE)
-        a = int32(a + int32(magnitude > low))
-        b = int32(b + int32(magnitude > mid))
-        c = int32(c + int32(magnitude > high))
-    return a, b, c
+        count = int32(count + int32(int32(bits[i] & _MAGNITUDE) > threshold))
+    return count
 
 
 @compiled
-def threshold_count(bits, low, mid, high):
-    total_a, total_b, total_c = 0, 0, 0
-    for start in range(0, bits.size, 65536):
-        a, b, c = _count_run(bits[start : start + 65536], low, mid, high)
-        total_a += a
-        total_b += b
-        total_c += c
-    return total_a, total_b, total_c
+def threshold_count(bits, threshold):
+    """In runs short enough for a 32-bit counter, which runs in vector registers."""
+    total = 0
+    for i in range(0, bits.size, 65536):
+        total += _count_run(bits[i : i + 65536], threshold)
+    return total
 
 
 @compiled

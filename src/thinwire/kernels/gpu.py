@@ -24,9 +24,9 @@ from .layout import (
     Moments,
     Selection,
     blocks_of,
+    magnitude_bits,
     packed_bytes,
     rotated_numel,
-    threshold_bits,
 )
 
 keep_largest = reference.keep_largest  # stays in plain torch: the candidates are few
@@ -248,51 +248,52 @@ def codebook_encode(
     return packed
 
 
-def codebook_decode(packed: Tensor, numel: int, scale: Tensor, codebook: Tensor, *, bits: int, block: int) -> Tensor:
+def codebook_decode(
+    packed: Tensor, numel: int, scale: Tensor, codebook: Tensor, *, bits: int, block: int, out: Tensor | None = None
+) -> Tensor:
     """codebook[code] * scale, float32; a code past the end of the codebook (damaged bytes) gives 0."""
     packed, codebook = checks.packed_codes(packed, numel, bits), checks.flat32(codebook)
     scale, block_chunks = _per_block(scale, numel, block)
-    out = torch.empty(numel, dtype=torch.float32, device=packed.device)
+    place = checks.float_out(out, numel, packed)
     _launch_tiles(
-        gpu_quantize.codebook_decode_kernel, numel, out, packed, scale, codebook, codebook.numel(), numel,
+        gpu_quantize.codebook_decode_kernel, numel, place, packed, scale, codebook, codebook.numel(), numel,
         block_chunks, BITS=bits,
     )  # fmt: skip
-    return out
+    return place
 
 
 # --------------------------------------------------------------------------------------------------------- selection
 
 
 def _mark(x: Tensor, gradient: Tensor | None, threshold: float, *, mark: bool) -> tuple[Tensor, Tensor]:
-    """One pass over flat float32 data: x += gradient, then (marks, counts per threshold and program)."""
+    """One pass over flat float32 data: x += gradient, then (marks, counts per program)."""
     marks = torch.empty(packed_bytes(x.numel(), 1) if mark else 0, dtype=torch.uint8, device=x.device)
-    counts = torch.empty(3, _programs(x.numel()), dtype=torch.int32, device=x.device)
+    counts = torch.empty(_programs(x.numel()), dtype=torch.int32, device=x.device)
     _launch_tiles(
         gpu_select.mark_kernel, x.numel(), x, x if gradient is None else gradient, marks, counts, x.numel(),
-        *threshold_bits(threshold), ADD=gradient is not None, MARK=mark,
+        magnitude_bits(threshold), ADD=gradient is not None, MARK=mark,
     )  # fmt: skip
     return marks, counts
 
 
-def threshold_count(x: Tensor, threshold: float) -> tuple[int, int, int]:
-    """How many |x| exceed 0.98 t, t and 1.02 t (inf and NaN exceed everything)."""
-    low, mid, high = _mark(checks.flat32(x), None, threshold, mark=False)[1].sum(dim=1).tolist()
-    return low, mid, high
+def threshold_count(x: Tensor, threshold: float) -> int:
+    """How many |x| exceed the threshold (inf and NaN exceed every finite one)."""
+    return int(_mark(checks.flat32(x), None, threshold, mark=False)[1].sum())
 
 
 def _take(x: Tensor, gradient: Tensor | None, threshold: float, capacity: int) -> Selection:
     """Select from flat float32 data; with a gradient it is added first and what is taken becomes zero."""
     marks, counts = _mark(x, gradient, threshold, mark=True)
-    low, mid, high = counts.sum(dim=1).tolist()  # the one wait for the device: the output's size depends on it
-    starts = counts[1].cumsum(dim=0) - counts[1]
-    values = torch.empty(min(mid, capacity), dtype=torch.float32, device=x.device)
+    count = int(counts.sum())  # the one wait for the device: the output's size depends on it
+    starts = counts.cumsum(dim=0) - counts
+    values = torch.empty(min(count, capacity), dtype=torch.float32, device=x.device)
     indices = torch.empty(values.numel(), dtype=torch.int32, device=x.device)
     if values.numel():
         _launch_tiles(
             gpu_select.take_kernel, x.numel(), x, marks, starts, values, indices, x.numel(), capacity,
             ZERO=gradient is not None,
         )  # fmt: skip
-    return Selection(values, indices, (low, mid, high))
+    return Selection(values, indices, count)
 
 
 def select(x: Tensor, threshold: float, *, capacity: int) -> Selection:

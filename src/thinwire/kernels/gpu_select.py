@@ -48,11 +48,11 @@ def block_reduce_kernel(x, out, high, numel, block, tiles, KIND: tl.constexpr, R
         tl.store(out + target, tl.sum(wide * wide, axis=1), mask=keep)
 
 
-@triton.jit(do_not_specialize=["low", "mid", "high"])
+@triton.jit(do_not_specialize=["threshold"])
 def mark_kernel(
-    x, gradient, marks, counts, numel, low, mid, high, ADD: tl.constexpr, MARK: tl.constexpr, ROWS: tl.constexpr
+    x, gradient, marks, counts, numel, threshold, ADD: tl.constexpr, MARK: tl.constexpr, ROWS: tl.constexpr
 ):
-    """x += gradient (ADD), count |x| above three thresholds, and write one bit per element above `mid` (MARK).
+    """x += gradient (ADD), count |x| above the threshold, and write one bit for each element above it (MARK).
 
     The bits, packed like codes, let `take_kernel` find the elements without reading all of x again.
     """
@@ -63,12 +63,8 @@ def mark_kernel(
         values = values + tl.load(gradient + element, mask=mask, other=0.0)
         tl.store(x + element, values, mask=mask)
     magnitude = values.to(tl.int32, bitcast=True) & _INT32_MAX
-    above = (mask & (magnitude > mid)).to(tl.int32)
-    count = counts + tl.program_id(0)
-    programs = tl.num_programs(0)
-    tl.store(count, tl.sum((mask & (magnitude > low)).to(tl.int32), axis=0))
-    tl.store(count + programs, tl.sum(above, axis=0))
-    tl.store(count + 2 * programs, tl.sum((mask & (magnitude > high)).to(tl.int32), axis=0))
+    above = (mask & (magnitude > threshold)).to(tl.int32)
+    tl.store(counts + tl.program_id(0), tl.sum(above, axis=0))
     if MARK:
         chunk = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         store_codes(marks, chunk, tl.reshape(above, (ROWS, 64)), chunk * 64 < numel, 1, ROWS)

@@ -15,11 +15,11 @@ CUT_BINS, CUT_SHIFT = 8192, 12  # of `keep_largest`: bins of 2**12 float32 steps
 
 
 class Selection(NamedTuple):
-    """What a selecting kernel found. `counts` are of the elements above 0.98 t, t and 1.02 t, kept or not."""
+    """What a selecting kernel found; `above` counts all elements above the threshold, room or not."""
 
     values: Tensor
     indices: Tensor
-    counts: tuple[int, int, int]
+    above: int
 
 
 class Moments(NamedTuple):
@@ -56,11 +56,9 @@ def rotated_numel(numel: int) -> int:
     return full * ROTATION + (0 if rest == 0 else max(CHUNK, 1 << (rest - 1).bit_length()))
 
 
-def threshold_bits(threshold: float) -> tuple[int, int, int]:
-    """0.98 t, t and 1.02 t as float32 bit patterns: for magnitudes, integer order is numeric order."""
-    levels = torch.tensor([0.98, 1.0, 1.02], dtype=torch.float32) * torch.tensor(threshold, dtype=torch.float32)
-    low, mid, high = (int(bits) for bits in levels.view(torch.int32))
-    return low, mid, high
+def magnitude_bits(threshold: float) -> int:
+    """A threshold as a float32 bit pattern: for magnitudes, integer order is numeric order."""
+    return int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))
 
 
 def checksum_weight(word: int) -> int:

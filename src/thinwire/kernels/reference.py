@@ -23,9 +23,9 @@ from .layout import (
     Moments,
     Selection,
     blocks_of,
+    magnitude_bits,
     planes,
     rotated_numel,
-    threshold_bits,
 )
 
 _MASK32 = 0xFFFFFFFF
@@ -282,26 +282,28 @@ def codebook_encode(
     return _into(out, pack(codes, bits=bits))
 
 
-def codebook_decode(packed: Tensor, numel: int, scale: Tensor, codebook: Tensor, *, bits: int, block: int) -> Tensor:
+def codebook_decode(
+    packed: Tensor, numel: int, scale: Tensor, codebook: Tensor, *, bits: int, block: int, out: Tensor | None = None
+) -> Tensor:
     """codebook[code] * scale, float32."""
-    return codebook[unpack(packed, numel, bits=bits).to(torch.int64)] * _spread(scale, numel, block)
+    words = codebook[unpack(packed, numel, bits=bits).to(torch.int64)]
+    return _into(out, words * _spread(scale, numel, block))
 
 
 # --------------------------------------------------------------------------------------------------------- selection
 
 
-def threshold_count(x: Tensor, threshold: float) -> tuple[int, int, int]:
-    """How many |x| exceed 0.98 t, t and 1.02 t (inf and NaN exceed everything)."""
+def threshold_count(x: Tensor, threshold: float) -> int:
+    """How many |x| exceed the threshold (inf and NaN exceed every finite one)."""
     magnitude = _flat32(x).view(torch.int32) & 0x7FFFFFFF
-    low, mid, high = (int((magnitude > bits).sum()) for bits in threshold_bits(threshold))
-    return low, mid, high
+    return int((magnitude > magnitude_bits(threshold)).sum())
 
 
 def select(x: Tensor, threshold: float, *, capacity: int) -> Selection:
     """The first `capacity` elements with |x| > threshold, in order of position."""
     x = _flat32(x)
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
-    indices = (magnitude > threshold_bits(threshold)[1]).nonzero().reshape(-1)[:capacity]
+    indices = (magnitude > magnitude_bits(threshold)).nonzero().reshape(-1)[:capacity]
     return Selection(x[indices], indices.to(torch.int32), threshold_count(x, threshold))
 
 
@@ -323,7 +325,7 @@ def keep_largest(
     """
     if values.numel() <= k:
         return values, indices, threshold
-    low = threshold_bits(threshold)[1]
+    low = magnitude_bits(threshold)
     magnitude = (values.view(torch.int32) & 0x7FFFFFFF).to(torch.int64)
     bins = ((magnitude - low) >> CUT_SHIFT).clamp(max=CUT_BINS - 1)
     above = torch.bincount(bins, minlength=CUT_BINS).flip(0).cumsum(0).flip(0)  # candidates in this bin or higher

@@ -56,12 +56,12 @@ def store(context, builder, array_type, array, index, value):
     builder.store(value, _pointer(context, builder, array_type, array, index, value.type)).align = 1
 
 
-def fetch_ahead(context, builder, array_type, array, index):
-    """Ask for the cache lines of the chunk of float32 a few chunks on; beyond the end this does nothing."""
+def fetch_ahead(context, builder, array_type, array, index, *, elements=64, ahead=_AHEAD):
+    """Ask for the cache lines of a run of float32 some way on; beyond the end this does nothing."""
     kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    for line in range(0, 64, 16):
-        place = _pointer(context, builder, array_type, array, plus(builder, index, _AHEAD + line), I8)
+    for line in range(0, elements, 16):
+        place = _pointer(context, builder, array_type, array, plus(builder, index, ahead + line), I8)
         builder.call(prefetch, [place, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
 
 
@@ -129,6 +129,8 @@ def accumulate_mask(_typing, memory, gradient, i, threshold):
 
     def generate(context, builder, signature, args):
         memory, gradient, i, threshold = args
+        for kind, array in zip(signature.args[:2], (memory, gradient), strict=True):
+            fetch_ahead(context, builder, kind, array, i, elements=_MASK_LANES, ahead=256)
         old = load(context, builder, signature.args[0], memory, i, vector(F32, _MASK_LANES))
         values = builder.fadd(old, load(context, builder, signature.args[1], gradient, i, vector(F32, _MASK_LANES)))
         store(context, builder, signature.args[0], memory, i, values)

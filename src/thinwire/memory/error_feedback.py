@@ -65,11 +65,7 @@ class ErrorFeedbackMemory(RunningMemory):
         residual = kept["residual"]
         if self.decay != 1.0:
             residual *= self.decay
-        message = codec.encode_remembering(residual, gradient, draw=draw, state=state)
-        # Numbers near the end of float32 may overflow in a sum or a norm; sparsifiers look after that themselves.
-        if not codec.sparse and not kernels.all_finite(residual):
-            residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        return message
+        return codec.encode_remembering(residual, gradient, draw=draw, state=state)
 
     def compensate(self, gradient: Tensor, *, name: str) -> Tensor:
         residual = self._kept_of(name, gradient)["residual"]
