@@ -18,7 +18,7 @@ _UsageProblem: type[Any] = next(base for base in typer.BadParameter.__mro__ if b
 
 app = typer.Typer(
     name="thinwire",
-    help="Train over slow networks: compress gradients, predict what will pay, prove it.",
+    help="Compressed gradients for training over slow networks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -53,6 +53,13 @@ def _write_json(target: str, payload: dict[str, Any]) -> None:
         raise OptionError(f"cannot write {target}: {problem.strerror}; choose another --json file") from problem
 
 
+def _check_writable(target: str) -> None:
+    """Refuse a file that cannot be written before minutes are spent on what it should hold."""
+    path = Path(target)
+    if target != "-" and (not target or path.is_dir() or not path.resolve().parent.is_dir()):
+        raise OptionError(f"cannot write {target or 'a file without a name'}: choose another --json file")
+
+
 @app.command()
 def kernels(
     numel: Annotated[int, typer.Option(help="Elements (float32) of the tensor; at least 1024 a thread.")] = 25_000_000,
@@ -67,12 +74,14 @@ def kernels(
     x copy and x add are the time over that of the copy and of `e += g` (below 1: quicker than moving the tensor once);
     x torch is how many times faster we are than the torch code. Compare within one run only: shared machines drift.
     """
-    from .bench.kernel_table import kernel_rows
+    from .bench.cases import GROUPS
+    from .bench.kernel_table import check_run, kernel_rows
     from .bench.machine import describe_machine
 
-    if json_file not in (None, "-") and not Path(json_file or "").resolve().parent.is_dir():
-        raise OptionError(f"the folder of {json_file} does not exist: create it, or choose another --json file")
-    with typer.progressbar(length=6, label="timing kernels", file=sys.stderr) as bar:
+    check_run(numel, threads=threads, rounds=rounds)
+    if json_file is not None:
+        _check_writable(json_file)
+    with typer.progressbar(length=GROUPS, label="timing kernels", file=sys.stderr) as bar:
         rows = kernel_rows(numel, threads=threads, rounds=rounds, on_group=lambda done: bar.update(1))
     if json_file != "-":
         copy, add = min(row.copy_seconds for row in rows), min(row.add_seconds for row in rows)

@@ -91,7 +91,7 @@ class Recipe:
         return self.memory is None and self.codec.unbiased
 
     def wire_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
-        """Exact size of one rank's message for a tensor."""
+        """Exact size of one rank's message for a tensor; what an all-reduce moves depends on the ranks as well."""
         return self.codec.wire_bytes(numel, shape=shape)
 
     def describe(self) -> str:

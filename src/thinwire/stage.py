@@ -41,7 +41,10 @@ class Stage:
         for key, value in self.options().items():
             shown = repr(value) if quote or not isinstance(value, str) else value
             parts.append(shown if key == first else f"{key}={shown}")
-        return ("," if not quote else ", ").join(parts)
+        if quote:  # Python writes an inner stage as an argument; in a recipe it is a word of its own
+            inner = [f for f in dataclasses.fields(self) if _is_inner(f) and getattr(self, f.name) != f.default]
+            parts += [f"{field.name}={getattr(self, field.name)!r}" for field in inner]
+        return (", " if quote else ",").join(parts)
 
     def text(self) -> str:
         """The stage as a word of a recipe: `name:first,option=value`."""

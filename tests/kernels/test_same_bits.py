@@ -240,8 +240,7 @@ def test_keep_largest(numel: int, seed: int, special: tuple[float, ...], thresho
     assert torch.equal(whole, expected)  # what is not kept is back in the memory
     if 0 < values.numel() < found.values.numel():
         assert float(values.abs().min()) >= cut
-        in_reach = memory[memory.abs() < 16 * threshold]
-        assert in_reach.numel() == 0 or float(in_reach.abs().max()) <= cut * (1 + 2**-10)
+        assert float(memory.abs().max()) <= max(cut * (1 + 2**-16), 1e-44)  # 31 steps above the cut are ties
 
 
 @few

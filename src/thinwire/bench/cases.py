@@ -88,6 +88,20 @@ def quantize_cases(data: Data) -> Iterator[Case]:
     )
 
 
+def packing_cases(data: Data) -> Iterator[Case]:
+    """Codes of four bits to bytes and back."""
+    codes = (data.x.view(torch.int32) & 15).to(torch.uint8)
+    packed = kernels.pack(codes, bits=4)
+    eager = _eager_pack(codes, 4)
+    yield Case("pack_4bit", lambda: kernels.pack(codes, bits=4), lambda: _eager_pack(codes, 4), 1.5)
+    yield Case(
+        "unpack_4bit",
+        lambda: kernels.unpack(packed, codes.numel(), bits=4),
+        lambda: _eager_unpack(eager, 4, codes.numel()),
+        1.5,
+    )
+
+
 def _eager_pack(codes: Tensor, bits: int) -> Tensor:
     per_byte = 8 // bits
     padded = torch.nn.functional.pad(codes, (0, -codes.numel() % per_byte)).view(-1, per_byte).to(torch.uint8)
@@ -150,6 +164,12 @@ def scale_cases(data: Data) -> Iterator[Case]:
     yield Case(
         "block_min_max", lambda: kernels.block_min_max(x, block=_BLOCK), lambda: torch.aminmax(rows, dim=1), per_block
     )
+    yield Case(
+        "block_square_sum",
+        lambda: kernels.block_square_sum(x, block=_BLOCK),
+        lambda: rows.double().square().sum(1),
+        per_block,
+    )
     yield Case("moments", lambda: kernels.moments(x), lambda: (x.sum(), x.norm(), x.abs().max()), 4)
     yield Case("all_finite", lambda: kernels.all_finite(x), lambda: bool(x.isfinite().all()), 4)
     yield Case("checksum", lambda: kernels.checksum(as_bytes), lambda: zlib.crc32(as_bytes.numpy().data), 4)
@@ -170,7 +190,13 @@ def rotation_cases(data: Data) -> Iterator[Case]:
     yield Case(
         "rotate",
         lambda: kernels.rotate(x, key=_KEY, out=place),
-        lambda: (rows * (torch.rand(block) < 0.5)) @ hadamard,
+        lambda: (rows * (torch.randint(0, 2, (block,)) * 2 - 1)) @ hadamard,
+        8,
+    )
+    yield Case(
+        "unrotate",
+        lambda: kernels.unrotate(rotated, x.numel(), key=_KEY, out=data.out),
+        lambda: (rows @ hadamard) * (torch.randint(0, 2, (block,)) * 2 - 1),
         8,
     )
     yield Case(
@@ -229,6 +255,21 @@ def select_cases(data: Data, density: float) -> Iterator[Case]:
     yield Case("select_ef", ours, eager, moved, density, refresh)
     yield Case("select_ef_checked", checked, eager, moved + 4, density, refresh)
     yield Case("threshold_k_step", whole, eager, moved, density, refresh)
+    wide = kernels.select(x, 0.9 * threshold, capacity=numel)
+    yield Case(
+        "select",
+        lambda: kernels.select(x, threshold, capacity=capacity),
+        lambda: x[(x.abs() > threshold).nonzero().view(-1)],
+        4 + 8 * density,
+        density,
+    )
+    yield Case(
+        "keep_largest",
+        lambda: kernels.keep_largest(wide.values, wide.indices, k=k, threshold=0.9 * threshold),
+        lambda: torch.topk(wide.values.abs(), min(k, wide.values.numel()), sorted=False),
+        8 * density,
+        density,
+    )
     yield Case(
         "threshold_count",
         lambda: kernels.threshold_count(x, threshold),
@@ -245,12 +286,15 @@ def select_cases(data: Data, density: float) -> Iterator[Case]:
     )
 
 
-def all_cases(numel: int, *, densities: tuple[float, ...] = (0.01, 0.001), seed: int = 0) -> Iterator[list[Case]]:
+_GROUPS = (quantize_cases, packing_cases, exponential_cases, scale_cases, rotation_cases)
+_DENSITIES = (0.01, 0.001)
+GROUPS = len(_GROUPS) + len(_DENSITIES)  # how many `all_cases` yields
+
+
+def all_cases(numel: int, *, seed: int = 0) -> Iterator[list[Case]]:
     """Every case, in groups that share tensors, lazily: one group lives at a time."""
     data = Data(numel, seed)
-    yield list(quantize_cases(data))
-    yield list(exponential_cases(data))
-    yield list(scale_cases(data))
-    yield list(rotation_cases(data))
-    for density in densities:
+    for group in _GROUPS:
+        yield list(group(data))
+    for density in _DENSITIES:
         yield list(select_cases(data, density))

@@ -6,6 +6,7 @@ torch counterpart once; each figure is the best of its rounds, which on a shared
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,12 +100,24 @@ def _measure(cases: list[list[Case]], floors: Data, pool: ThreadPoolExecutor | N
         )
 
 
+def check_run(numel: int, *, threads: int, rounds: int) -> None:
+    """Refuse what cannot be timed, before anything is allocated."""
+    if rounds < 1 or threads < 1:
+        raise OptionError("rounds and threads start at 1")
+    if numel < 1024 * threads:
+        raise OptionError(f"{numel} elements are too few for {threads} thread(s): use at least {1024 * threads}")
+    needed, there = 100 * numel, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise OptionError(
+            f"{numel} elements need about {needed / 1e9:.0f} GB, this machine has {there / 1e9:.0f}: use fewer"
+        )
+
+
 def kernel_rows(
     numel: int,
     *,
     threads: int = 1,
     rounds: int = 7,
-    densities: tuple[float, ...] = (0.01, 0.001),
     seed: int = 0,
     on_group: Callable[[int], object] = lambda done: None,
 ) -> list[Row]:
@@ -114,10 +127,7 @@ def kernel_rows(
     >>> sorted({row.name for row in rows})[:2]
     ['all_finite', 'block_abs_max']
     """
-    if numel < 1024 * threads:
-        raise OptionError(f"{numel} elements are too few for {threads} thread(s): use at least {1024 * threads}")
-    if rounds < 1 or threads < 1:
-        raise OptionError("rounds and threads start at 1")
+    check_run(numel, threads=threads, rounds=rounds)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     kernels.body_for("cpu")
@@ -125,7 +135,7 @@ def kernel_rows(
     rows: list[Row] = []
     try:
         floors = Data(numel, seed)
-        shares = [all_cases(numel // threads, densities=densities, seed=seed + part) for part in range(threads)]
+        shares = [all_cases(numel // threads, seed=seed + part) for part in range(threads)]
         for done, groups in enumerate(zip(*shares, strict=True), start=1):
             rows.extend(_measure(list(groups), floors, pool, rounds))
             on_group(done)

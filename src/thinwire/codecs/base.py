@@ -11,6 +11,7 @@ decoder checks size, fingerprint and checksum first: cut or damaged bytes end in
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import struct
 import zlib
@@ -57,6 +58,8 @@ class Codec(Stage, ABC):
     unbiased: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
+    needs_shape: ClassVar[bool] = False  # to decode what was a matrix
+    most_elements: ClassVar[int] = 1 << 40  # that a message can be of
 
     # ------------------------------------------------------------------------------------------------ facts
 
@@ -93,14 +96,24 @@ class Codec(Stage, ABC):
 
     def fingerprint(self) -> int:
         """Identifies codec and options in a message, so that ranks with different recipes notice."""
+        return self._fingerprint
+
+    @functools.cached_property  # every message needs it, and spec() walks through all options
+    def _fingerprint(self) -> int:
         return zlib.crc32(self.spec().encode())
 
     def new_state(self) -> State:
         """What the codec carries from step to step for one parameter; plain numbers and tensors, checkpointable."""
         return {}
 
+    def rescale_state(self, state: State, factor: float) -> None:
+        """Follow a change of the gradient's scale (a new loss scale); most codecs carry nothing that depends on it."""
+
     def encode(self, x: Tensor, *, draw: Draw | None = None, state: State | None = None) -> Tensor:
-        """The message of `x`, any shape and float dtype, as a flat uint8 tensor of `wire_bytes(x.numel())` bytes."""
+        """The message of `x`, any shape and float dtype, as a flat uint8 tensor of `wire_bytes(x.numel())` bytes.
+
+        Give every step, tensor and rank a `draw` of its own: without one, every call rounds the same way.
+        """
         if not x.is_floating_point():
             raise OptionError(f"{self.name} encodes floating-point tensors, this one is {x.dtype}: cast it first")
         key = (draw or Draw()).key()
@@ -121,7 +134,7 @@ class Codec(Stage, ABC):
     def _sign(self, message: Tensor, body: Tensor, numel: int, key: Key) -> Tensor:
         """Write the header of a filled message, checksum last."""
         body_bytes = body.numel()
-        unsigned = (_MAGIC, self.fingerprint(), numel, key.packed, 0, body_bytes)
+        unsigned = (_MAGIC, self._fingerprint, numel, key.packed, 0, body_bytes)
         message[:HEADER_BYTES] = torch.frombuffer(bytearray(HEADER.pack(*unsigned)), dtype=torch.uint8)
         checksum = kernels.checksum(message).to_bytes(4, "little")
         message[_CHECKSUM_AT : _CHECKSUM_AT + 4] = torch.frombuffer(bytearray(checksum), dtype=torch.uint8)
@@ -134,15 +147,19 @@ class Codec(Stage, ABC):
             raise MessageError(f"a message is a flat uint8 tensor, got {message.dtype} of shape {tuple(message.shape)}")
         if size < HEADER_BYTES or size % 4:
             raise MessageError(f"{size} bytes are no message of {self.spec()}: it was cut short")
-        message = message.clone() if message.data_ptr() % 4 or not message.is_contiguous() else message
+        if message.data_ptr() % 4 or message.storage_offset() % 4 or not message.is_contiguous():
+            message = message.clone()  # words can be read only where they are aligned
         magic, fingerprint, numel, key, checksum, body_bytes = HEADER.unpack(bytes(message[:HEADER_BYTES].tolist()))
         if magic != _MAGIC:
             raise MessageError("these bytes are not a thinwire message")
-        if fingerprint != self.fingerprint():
+        if fingerprint != self._fingerprint:
             raise MessageError(f"the message was not made by {self.spec()}: use the same recipe on every rank")
-        expected = self.body_bytes(numel, shape=shape) if numel < 1 << 40 else -1
+        if shape is not None and math.prod(shape) != numel:
+            raise MessageError(f"the message holds {numel} elements, which do not have the shape {shape}")
+        expected = self.body_bytes(numel, shape=shape) if numel <= self.most_elements else -1
         if body_bytes != expected or size != HEADER_BYTES + padded(body_bytes):
-            raise MessageError(f"{size} bytes do not hold {numel} elements of {self.spec()}: it was cut short")
+            why = "it was cut short, or of a matrix, then give its shape" if self.needs_shape else "it was cut short"
+            raise MessageError(f"{size} bytes do not hold {numel} elements of {self.spec()}: {why}")
         # The checksum was taken with zero in its own place; taking that word out again saves a copy of the message.
         own_word = checksum * kernels.checksum_weight(_CHECKSUM_AT // 4)
         if (kernels.checksum(message) - own_word) & 0xFFFFFFFF != checksum:
@@ -156,9 +173,8 @@ class Codec(Stage, ABC):
         is refused before anything of that length is allocated.
         """
         body, claimed, key = self._open(message, shape)
-        expected = numel if shape is None else math.prod(shape)
-        if expected is not None and claimed != expected:
-            raise MessageError(f"the message holds {claimed} elements, not the {expected} that were expected")
+        if numel is not None and claimed != numel:
+            raise MessageError(f"the message holds {claimed} elements, not the {numel} that were expected")
         out = torch.zeros(claimed, dtype=torch.float32, device=message.device)
         self._add_checked(body, out, key, shape)
         return out if shape is None else out.view(shape)
@@ -182,7 +198,7 @@ class Codec(Stage, ABC):
         `memory` is float32 in the gradient's shape. Sparsifiers do this in one pass over the data. What is not finite
         is in the message, as news, and never stays in memory.
         """
-        memory += gradient
+        memory += gradient.detach()
         shape = tuple(memory.shape)
         message = self.encode(memory, draw=draw, state=state)
         if memory.numel():

@@ -17,13 +17,13 @@ _FP8_MAX = 448.0  # of float8_e4m3fn
 _FP8_HALF_STEP = 2.0**-10  # largest rounding error below its normal range
 
 
-def saturating_cast(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to nearest even; finite values beyond the type's range become its largest, inf and NaN stay."""
+def saturated(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    """Finite values beyond the type's range become its largest, inf and NaN stay; casting then rounds to nearest."""
     largest = torch.finfo(dtype).max
     # One cheap pass decides for nearly every gradient that the plain cast will do.
     if flat.numel() and not float(kernels.block_abs_max(flat, block=0)) <= largest:
         flat = torch.where(flat.isinf(), flat, flat.clamp(-largest, largest))
-    return flat.to(dtype)
+    return flat
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,15 +37,15 @@ class _Cast(Codec):
         return numel * self.dtype.itemsize
 
     def to_sum(self, x: Tensor, *, draw: Draw | None = None, scale: Tensor | None = None) -> Tensor:
-        """The flat tensor to all-reduce; a cast needs neither a draw nor a scale."""
-        return saturating_cast(x.detach().reshape(-1), self.dtype)
+        """The flat tensor to all-reduce, new memory that may be summed in place; a cast needs no draw and no scale."""
+        return saturated(x.detach().reshape(-1), self.dtype).to(self.dtype, copy=True)
 
     def from_sum(self, total: Tensor) -> Tensor:
         """The all-reduced tensor as flat float32."""
-        return total.reshape(-1).to(torch.float32)
+        return total.reshape(-1).to(torch.float32, copy=True)
 
     def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
-        put(body, self.to_sum(x))
+        body.view(self.dtype).copy_(saturated(x.reshape(-1), self.dtype))
 
     def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         out += body.view(self.dtype)
@@ -66,7 +66,7 @@ class Fp32(_Cast):
     dtype: ClassVar[torch.dtype] = torch.float32
 
     def to_sum(self, x: Tensor, *, draw: Draw | None = None, scale: Tensor | None = None) -> Tensor:
-        return x.detach().reshape(-1).to(torch.float32)
+        return x.detach().reshape(-1).to(torch.float32, copy=True)
 
     def omega(self, numel: int) -> float:
         return 0.0

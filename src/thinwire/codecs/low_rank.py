@@ -44,6 +44,7 @@ class LowRank(Codec):
 
     name = "low_rank"
     linear = True
+    needs_shape = True
 
     rank: int = 4
     iterations: int = dataclasses.field(default=1, kw_only=True)

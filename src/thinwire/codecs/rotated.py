@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,12 +13,12 @@ from torch import Tensor
 from .. import kernels, theory
 from ..draw import Key
 from .base import Codec, Shape, State
-from .scales import SCALE_BYTES, put, take_scales, usable_steps
+from .scales import SCALE_BYTES, take_scales, usable_steps
 
 # One transform turns a block with one or two dominating elements into few distinct values, whose error is a bias that
 # stays from step to step (measured: 2.2 times the Gaussian error, nearly all of it bias). Two cost little more.
 _ROUNDS = 2
-_NOT_QUITE_GAUSSIAN = 1.05  # largest error found with two transforms, over that of a Gaussian
+_TILE = 1 << 20  # elements, a multiple of 1024: four megabytes
 # Positive half of the Lloyd-Max codebooks of a unit Gaussian (fixed point of Lloyd's iteration, float64).
 _CODEWORDS = {
     2: (0.452780035, 1.510417608),
@@ -66,27 +67,45 @@ class Rotated(Codec):
         return scales * SCALE_BYTES + kernels.packed_bytes(kernels.rotated_numel(numel), self.bits)
 
     def omega(self, numel: int) -> float:
-        return theory.rotated(self.bits) * _NOT_QUITE_GAUSSIAN
+        return theory.rotated(self.bits)
 
     def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
-        z = self._rotate(x.reshape(-1), key)
-        squares = kernels.block_square_sum(z, block=kernels.ROTATION)
-        rms, inverse = usable_steps((squares / self._block_sizes(z)).sqrt())
-        _, boundaries = gaussian_codebook(self.bits, z.device)
-        packed = kernels.codebook_encode(z, inverse, boundaries, bits=self.bits, block=kernels.ROTATION)
-        put(body, self._unbiased_scale(z, squares, rms, packed), packed)
+        flat = x.reshape(-1)
+        scales, codes = take_scales(body, kernels.blocks_of(flat.numel(), kernels.ROTATION))
+        for elements, blocks, packed in self._tiles(flat):
+            z = self._rotate(flat[elements], key, elements.start)
+            squares = kernels.block_square_sum(z, block=kernels.ROTATION)
+            rms, inverse = usable_steps((squares / self._block_sizes(z)).sqrt())
+            _, boundaries = gaussian_codebook(self.bits, z.device)
+            kernels.codebook_encode(z, inverse, boundaries, bits=self.bits, block=kernels.ROTATION, out=codes[packed])
+            scales[blocks] = self._unbiased_scale(z, squares, rms, codes[packed])
 
     def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
-        scale, packed = take_scales(body, kernels.blocks_of(out.numel(), kernels.ROTATION))
-        z = self._codewords(packed, kernels.rotated_numel(out.numel()), scale)
-        for turn in range(_ROUNDS - 1, 0, -1):
-            z = kernels.unrotate(z, z.numel(), key=key.fold(turn), out=z)
-        out += kernels.unrotate(z, out.numel(), key=key.fold(0))
+        scales, codes = take_scales(body, kernels.blocks_of(out.numel(), kernels.ROTATION))
+        for elements, blocks, packed in self._tiles(out):
+            part = out[elements]
+            z = self._codewords(codes[packed], kernels.rotated_numel(part.numel()), scales[blocks])
+            for turn in range(_ROUNDS - 1, 0, -1):
+                z = kernels.unrotate(z, z.numel(), key=key.fold(turn).advanced(elements.start), out=z)
+            part += kernels.unrotate(z, part.numel(), key=key.fold(0).advanced(elements.start))
 
-    def _rotate(self, z: Tensor, key: Key) -> Tensor:
-        z = kernels.rotate(z, key=key.fold(0))
+    def _tiles(self, flat: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+        """Parts of whole rotation blocks: their elements, scales and packed codes.
+
+        On a CPU the temporaries of a part stay in its cache; of a large tensor they would be fresh memory every time,
+        which costs several times the arithmetic.
+        """
+        tile = _TILE if flat.device.type == "cpu" else max(flat.numel(), 1)
+        for start in range(0, flat.numel(), tile):
+            stop = min(start + tile, flat.numel())
+            first, last = start // kernels.ROTATION, -(-stop // kernels.ROTATION)
+            begin, end = (kernels.packed_bytes(kernels.rotated_numel(n), self.bits) for n in (start, stop))
+            yield slice(start, stop), slice(first, last), slice(begin, end)
+
+    def _rotate(self, x: Tensor, key: Key, start: int) -> Tensor:
+        z = kernels.rotate(x, key=key.fold(0).advanced(start))
         for turn in range(1, _ROUNDS):
-            z = kernels.rotate(z, key=key.fold(turn), out=z)
+            z = kernels.rotate(z, key=key.fold(turn).advanced(start), out=z)
         return z
 
     def _codewords(self, packed: Tensor, numel: int, scale: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from .cast import Fp32
 from .indices import INDEX_CODES, choose_index_code, decode_indices, encode_indices, index_bytes
 
 _COUNT_BYTES = 4
-_MAX_NUMEL = 2**31 - 1  # positions are int32
 _VALUES = 1  # purposes of folded keys: independent of what the values codec and the selection draw from the same key
 _LARGEST_FINITE = torch.finfo(torch.float32).max
 _LARGEST_FINITE_BITS = 0x7F7FFFFF
@@ -142,6 +141,7 @@ class SparseCodec(Codec):
     """Keeps a share `ratio` of the elements and sends them through the codec `values`."""
 
     sparse: ClassVar[bool] = True
+    most_elements: ClassVar[int] = 2**31 - 1  # positions are int32
     ratio: float
     values: Codec = field(default=Fp32(), kw_only=True, metadata={"inner": True})
 
@@ -151,6 +151,7 @@ class SparseCodec(Codec):
             number and 0 < self.ratio <= 1,
             f"ratio is the share to keep, above 0 and at most 1, not {self.ratio}: use 0.01",
         )
+        object.__setattr__(self, "ratio", float(self.ratio))  # top_k(1) and top_k(1.0) are one codec, also on the wire
         self._require(
             not self.values.sparse,
             f"its values cannot be made sparse again by {self.values.name}: lower the ratio instead",
@@ -238,8 +239,10 @@ class SparseCodec(Codec):
         self._assemble(found, body, flat.numel(), key, state)
 
     def _check_size(self, numel: int) -> None:
-        if numel > _MAX_NUMEL:
-            raise OptionError(f"{self.name} addresses at most {_MAX_NUMEL} elements: split the tensor of {numel}")
+        if numel > self.most_elements:
+            raise OptionError(
+                f"{self.name} addresses at most {self.most_elements} elements: split the tensor of {numel}"
+            )
 
     def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         indices, values = self._take_apart(body, out.numel(), key)

@@ -43,6 +43,11 @@ def _sample(x: Tensor, wanted: float, key: Key) -> float:
     return sampled_threshold(x, math.ceil(wanted), stride=stride, start=key.k0 % stride)
 
 
+def _limited(ratio: float) -> float:
+    """The logarithm of a change, but not more of it than a fifth: a jump is no trend."""
+    return min(max(math.log(ratio), -0.2), 0.2)
+
+
 def follow(state: State, *, k: int, count: int, cut: float, repeated: bool) -> None:
     """Set the next threshold from what this step found.
 
@@ -59,15 +64,19 @@ def follow(state: State, *, k: int, count: int, cut: float, repeated: bool) -> N
     elif count < k:
         cut = threshold * math.exp(math.log(k / (count + 1)) / slope)  # it lies lower: extrapolate
     if state["last"] > 0:
-        weight = 0.5 if repeated else 0.3
-        trend = (1 - weight) * trend + weight * min(max(math.log(cut / state["last"]), -0.2), 0.2)
+        # While memory fills, the cut grows like a power of the step number: quickly, by less each time.
+        steps = state["steps"]
+        weight = max(0.5 if repeated else 0.3, min(0.9, 5 / steps))
+        moved = min(max(math.log(cut / state["last"]), -1.0), 1.0) if steps < 20 else _limited(cut / state["last"])
+        trend = ((1 - weight) * trend + weight * moved) * steps / (steps + 1)
     following = cut * math.exp(math.log(_aim(k) / k) / slope + trend)
+    following = float(torch.tensor(following, dtype=torch.float32))  # as the kernels compare it
     state.update(threshold=following, slope=slope, trend=trend, last=cut)
 
 
 @dataclass(frozen=True, repr=False)
 class ThresholdK(Sparsifier):
-    """Keeps the k largest of d elements (up to ties within 0.05 % of magnitude) in one pass over the data.
+    """Keeps the k largest of d elements (up to ties within 2**-18 of magnitude) in one pass over the data.
 
     Needs its state from step to step, which a memory keeps per parameter; without one every call samples first.
 
@@ -87,6 +96,11 @@ class ThresholdK(Sparsifier):
         """Threshold, slope and trend; `steps` and `passes` count, so that passes / steps is the price."""
         own = {"threshold": _UNKNOWN, "slope": -10.0, "trend": 0.0, "last": _UNKNOWN, "steps": 0, "passes": 0}
         return {**super().new_state(), **own}
+
+    def rescale_state(self, state: State, factor: float) -> None:
+        for key in ("threshold", "last"):
+            if state[key] > 0:
+                state[key] *= factor
 
     def _kept_energy(self, numel: int) -> float:
         return _ENOUGH * theory.top_k(numel, self.k(numel)) if numel else 1.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import ParamSpec, TypeVar
@@ -27,23 +28,30 @@ from .layout import (
 )
 
 _log = logging.getLogger(__name__)
+_loading = threading.Lock()
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _BODIES = {"cpu": ("cpu", "numba"), "cuda": ("gpu", "triton")}
 
 
-@functools.cache
 def body_for(device_type: str) -> ModuleType:
     """The module whose functions run on this kind of device; imported on first use, because numba is slow to import.
 
     >>> body_for("meta").__name__
     'thinwire.kernels.reference'
     """
+    with _loading:  # several threads may compress their first tensor at once
+        return _load(device_type)
+
+
+@functools.cache
+def _load(device_type: str) -> ModuleType:
     module, needs = _BODIES.get(device_type, ("reference", ""))
     try:
         return importlib.import_module(f"{__name__}.{module}")
-    except ImportError:
-        _log.warning("%s is missing: kernels on %s run in plain torch, several times slower", needs, device_type)
+    except ImportError as problem:
+        message = "%s is missing (%s): kernels on %s run in plain torch, several times slower"
+        _log.warning(message, needs, problem, device_type)
         return reference
 
 

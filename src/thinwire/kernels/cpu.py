@@ -19,7 +19,6 @@ from ..errors import OptionError
 from . import checks, cpu_quantize, cpu_select, reference
 from .layout import (
     CHUNK,
-    CUT_BINS,
     CUT_SHIFT,
     FRACTION_BITS,
     ROTATION,
@@ -32,7 +31,8 @@ from .layout import (
 )
 
 random_bits = reference.random_bits  # drawn in small numbers only: the definition serves
-_CODEBOOK_BITS = (2, 3, 4)  # what is compiled; other widths are rare and run in torch
+_CODEBOOK_BITS = (2, 3, 4)  # wider codebooks are rare and run in torch
+_WIDTHS = tuple((True,) * bits for bits in range(9))  # see vector_codes.py
 _Array = npt.NDArray[Any]
 
 
@@ -74,13 +74,13 @@ def _words(key: Key) -> tuple[np.uint32, np.uint32]:
 
 def pack(codes: Tensor, *, bits: int) -> Tensor:
     out = _empty_packed(codes.numel(), bits)
-    cpu_quantize.pack(_bytes(codes), bits, out.numpy())
+    cpu_quantize.pack(_bytes(codes.to(torch.uint8)), _WIDTHS[bits], out.numpy())
     return out
 
 
 def unpack(packed: Tensor, numel: int, *, bits: int) -> Tensor:
     codes = torch.empty(numel, dtype=torch.uint8)
-    cpu_quantize.unpack(_codes(packed, numel, bits), bits, codes.numpy())
+    cpu_quantize.unpack(_codes(packed, numel, bits), _WIDTHS[bits], codes.numpy())
     return codes
 
 
@@ -102,7 +102,8 @@ def quantize(
     ceiling = np.float32((top - offset) << FRACTION_BITS)
     start = np.uint32(offset << FRACTION_BITS)
     grid = (_scales(low, numel, block), _scales(inverse_step, numel, block))
-    cpu_quantize.quantize(_floats(x), *grid, packed.numpy(), bits, block, floor, ceiling, start, *_words(key))
+    ends = (floor, ceiling, start)
+    cpu_quantize.quantize(_floats(x), *grid, packed.numpy(), _WIDTHS[bits], block, *ends, *_words(key))
     return packed
 
 
@@ -113,7 +114,8 @@ def dequantize_add(
         return reference.dequantize_add(out, packed, low, step, bits=bits, offset=offset, block=block)
     numel = out.numel()
     grid = (_scales(low, numel, block), _scales(step, numel, block))
-    cpu_quantize.dequantize_add(_bytes(out), _codes(packed, numel, bits), *grid, bits, np.int32(offset), block)
+    codes = _codes(packed, numel, bits)
+    cpu_quantize.dequantize_add(_bytes(out), codes, *grid, _WIDTHS[bits], np.int32(offset), block)
     return None
 
 
@@ -180,7 +182,7 @@ def codebook_encode(
         return reference.codebook_encode(z, inverse_scale, boundaries, bits=bits, block=block, out=out)
     packed = _empty_packed(z.numel(), bits, out)
     inverse = _scales(inverse_scale, z.numel(), block)
-    cpu_quantize.codebook_encode(_floats(z), inverse, _floats(boundaries), bits, block, packed.numpy())
+    cpu_quantize.codebook_encode(_floats(z), inverse, _floats(boundaries), _WIDTHS[bits], block, packed.numpy())
     return packed
 
 
@@ -191,7 +193,8 @@ def codebook_decode(
         return reference.codebook_decode(packed, numel, scale, codebook, bits=bits, block=block, out=out)
     place = checks.float_out(out, numel, packed)
     factors = _scales(scale, numel, block)
-    cpu_quantize.codebook_decode(_codes(packed, numel, bits), factors, _floats(codebook), bits, block, place.numpy())
+    codes = _codes(packed, numel, bits)
+    cpu_quantize.codebook_decode(codes, factors, _floats(codebook), _WIDTHS[bits], block, place.numpy())
     return place
 
 
@@ -220,6 +223,9 @@ def select_ef(memory: Tensor, gradient: Tensor, threshold: float, *, capacity: i
 def keep_largest(
     values: Tensor, indices: Tensor, *, k: int, threshold: float, memory: Tensor | None = None
 ) -> tuple[Tensor, Tensor, float]:
+    checks.same_length(values, indices)
+    if memory is not None and not checks.writable(memory):
+        return reference.keep_largest(values, indices, k=k, threshold=threshold, memory=memory)
     if values.numel() <= k:
         return values, indices, threshold
     low = magnitude_bits(threshold)
@@ -227,9 +233,8 @@ def keep_largest(
     home = _floats(values) if memory is None else _bytes(memory)
     restore = memory is not None
     outputs = (kept_values.numpy(), kept_indices.numpy())
-    cut = cpu_select.keep_largest(
-        _floats(values), _bytes(indices), k, low, CUT_BINS, CUT_SHIFT, home, restore, *outputs
-    )
+    candidates = (_floats(values), _bytes(indices))
+    cut = cpu_select.keep_largest(*candidates, k, low, CUT_SHIFT, home, restore, *outputs)
     return kept_values, kept_indices, float(np.int32(low + (cut << CUT_SHIFT)).view(np.float32))
 
 

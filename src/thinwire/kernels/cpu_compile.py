@@ -3,27 +3,36 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 from numba import njit, uint32
 
 from .layout import MIX_1, MIX_2
 
+_SOURCES = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+_STAMP = hashlib.blake2s(_SOURCES).hexdigest()
+
 
 def compiled(function, **options):
-    """Compile on first call, release the GIL; the disk cache is a help, not a need (a read-only home has none)."""
+    """Compile on first call, release the GIL; the disk cache is a help, not a need (a read-only home has none).
+
+    Numba looks only at the file of the function to see whether its cache is stale; these loops also depend on the
+    intrinsics in other files. So all sources of the kernels become part of the stamp, where numba lets us.
+    """
     try:
-        return njit(nogil=True, cache=True, **options)(function)
+        dispatcher = njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:
         return njit(nogil=True, **options)(function)
+    cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if cache_file is not None and hasattr(cache_file, "_source_stamp"):
+        cache_file._source_stamp = (cache_file._source_stamp, _STAMP)
+    return dispatcher
 
 
 def summing(function):
     """As `compiled`; sums may be reordered, so that they run in vector registers."""
     return compiled(function, fastmath={"reassoc", "nsz", "contract"})
-
-
-def inlined(function):
-    """For the choice between intrinsics inside a loop: as a call it would cost more than the work on its chunk."""
-    return compiled(function, inline="always")
 
 
 @compiled

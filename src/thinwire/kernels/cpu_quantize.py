@@ -6,17 +6,19 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, uint32
 
-from .cpu_chunks import (
+from .cpu_compile import compiled, random_word
+from .vector_codes import (
+    bits_float,
     centred_chunk,
     codebook_chunk,
     dequantize_chunk,
+    exponential_add_chunk,
+    exponential_encode_chunk,
     look_up_chunk,
     pack_chunk,
     quantize_chunk,
     unpack_chunk,
 )
-from .cpu_compile import compiled, random_word
-from .vector_codes import bits_float, exponential_add_chunk, exponential_encode_chunk
 from .vectors import (
     butterfly_across_1,
     butterfly_across_2,
@@ -33,24 +35,26 @@ _ONE = float32(8388608.0)  # 1.0 in fixed point, 2**23
 
 
 @compiled
-def pack(codes, bits, out):
+def pack(codes, width, out):
+    bits = len(width)
     full = codes.size >> 6
     for c in range(full):
-        pack_chunk(codes, c * 64, bits, out, c * 8 * bits)
+        pack_chunk(codes, c * 64, width, out, c * 8 * bits)
     if codes.size & 63:
         tail = np.zeros(64, np.uint8)
         tail[: codes.size & 63] = codes[full * 64 :]
-        pack_chunk(tail, 0, bits, out, full * 8 * bits)
+        pack_chunk(tail, 0, width, out, full * 8 * bits)
 
 
 @compiled
-def unpack(packed, bits, codes):
+def unpack(packed, width, codes):
+    bits = len(width)
     full = codes.size >> 6
     for c in range(full):
-        unpack_chunk(packed, c * 8 * bits, bits, codes, c * 64)
+        unpack_chunk(packed, c * 8 * bits, width, codes, c * 64)
     if codes.size & 63:
         tail = np.empty(64, np.uint8)
-        unpack_chunk(packed, full * 8 * bits, bits, tail, 0)
+        unpack_chunk(packed, full * 8 * bits, width, tail, 0)
         codes[full * 64 :] = tail[: codes.size & 63]
 
 
@@ -63,16 +67,17 @@ def _padded_tail(x):
 
 
 @compiled
-def _clear_padding(packed, start, bits, used):
+def _clear_padding(packed, start, width, used):
     """Codes behind the last element are zero on the wire, whatever the padding was rounded to."""
     codes = np.empty(64, np.uint8)
-    unpack_chunk(packed, start, bits, codes, 0)
+    unpack_chunk(packed, start, width, codes, 0)
     codes[used:] = 0
-    pack_chunk(codes, 0, bits, packed, start)
+    pack_chunk(codes, 0, width, packed, start)
 
 
 @compiled
-def quantize(x, low, inverse_step, out, bits, block, floor, ceiling, offset, k0, k1):
+def quantize(x, low, inverse_step, out, width, block, floor, ceiling, offset, k0, k1):
+    bits = len(width)
     full = x.size >> 6
     block_chunks = block >> 6 if block else full + 1
     for b in range(low.size):
@@ -81,28 +86,29 @@ def quantize(x, low, inverse_step, out, bits, block, floor, ceiling, offset, k0,
         if start == 0:
             for c in range(first, last):
                 i, o = c * 64, c * 8 * bits
-                centred_chunk(x, i, uint32(i), start, scale, k0, k1, floor, ceiling, offset, bits, out, o)
+                centred_chunk(x, i, uint32(i), start, scale, k0, k1, floor, ceiling, offset, width, out, o)
         else:
             for c in range(first, last):
                 i, o = c * 64, c * 8 * bits
-                quantize_chunk(x, i, uint32(i), start, scale, k0, k1, floor, ceiling, offset, bits, out, o)
+                quantize_chunk(x, i, uint32(i), start, scale, k0, k1, floor, ceiling, offset, width, out, o)
     if x.size & 63:
         b, i, o = low.size - 1, full * 64, full * 8 * bits
         start, scale = low[b], inverse_step[b] * _ONE
-        quantize_chunk(_padded_tail(x), 0, uint32(i), start, scale, k0, k1, floor, ceiling, offset, bits, out, o)
-        _clear_padding(out, o, bits, x.size & 63)
+        quantize_chunk(_padded_tail(x), 0, uint32(i), start, scale, k0, k1, floor, ceiling, offset, width, out, o)
+        _clear_padding(out, o, width, x.size & 63)
 
 
 @compiled
-def dequantize_add(out, packed, low, step, bits, offset, block):
+def dequantize_add(out, packed, low, step, width, offset, block):
+    bits = len(width)
     full = out.size >> 6
     block_chunks = block >> 6 if block else full + 1
     for b in range(low.size):
         for c in range(b * block_chunks, min(full, (b + 1) * block_chunks)):
-            dequantize_chunk(packed, c * 8 * bits, offset, low[b], step[b], bits, out, c * 64)
+            dequantize_chunk(packed, c * 8 * bits, offset, low[b], step[b], width, out, c * 64)
     if out.size & 63:
         b, tail = low.size - 1, _padded_tail(out)
-        dequantize_chunk(packed, full * 8 * bits, offset, low[b], step[b], bits, tail, 0)
+        dequantize_chunk(packed, full * 8 * bits, offset, low[b], step[b], width, tail, 0)
         out[full * 64 :] = tail[: out.size & 63]
 
 
@@ -211,24 +217,26 @@ def unrotate(z, out, k0, k1):
 
 
 @compiled
-def codebook_encode(z, inverse_scale, boundaries, bits, block, out):
+def codebook_encode(z, inverse_scale, boundaries, width, block, out):
+    bits = len(width)
     full = z.size >> 6
-    width = block if block else max(z.size, 1)
+    shared = block if block else max(z.size, 1)
     for c in range(full):
-        codebook_chunk(z, c * 64, inverse_scale[c * 64 // width], boundaries, bits, out, c * 8 * bits)
+        codebook_chunk(z, c * 64, inverse_scale[c * 64 // shared], boundaries, width, out, c * 8 * bits)
     if z.size & 63:
         o = full * 8 * bits
-        codebook_chunk(_padded_tail(z), 0, inverse_scale[full * 64 // width], boundaries, bits, out, o)
-        _clear_padding(out, o, bits, z.size & 63)
+        codebook_chunk(_padded_tail(z), 0, inverse_scale[full * 64 // shared], boundaries, width, out, o)
+        _clear_padding(out, o, width, z.size & 63)
 
 
 @compiled
-def codebook_decode(packed, scale, codebook, bits, block, out):
+def codebook_decode(packed, scale, codebook, width, block, out):
+    bits = len(width)
     full = out.size >> 6
-    width = block if block else max(out.size, 1)
+    shared = block if block else max(out.size, 1)
     for c in range(full):
-        look_up_chunk(packed, c * 8 * bits, scale[c * 64 // width], codebook, bits, out, c * 64)
+        look_up_chunk(packed, c * 8 * bits, scale[c * 64 // shared], codebook, width, out, c * 64)
     if out.size & 63:
         tail = np.empty(64, np.float32)
-        look_up_chunk(packed, full * 8 * bits, scale[full * 64 // width], codebook, bits, tail, 0)
+        look_up_chunk(packed, full * 8 * bits, scale[full * 64 // shared], codebook, width, tail, 0)
         out[full * 64 :] = tail[: out.size & 63]

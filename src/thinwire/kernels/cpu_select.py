@@ -186,27 +186,44 @@ def threshold_count(bits, threshold):
 
 
 @compiled
-def keep_largest(values, indices, k, low, bins, shift, memory, restore, kept_values, kept_indices):
-    """Two passes over the candidates: a histogram of magnitudes, then the split at the bin where the k-th one lies."""
-    bits = values.view(np.int32)
-    histogram = np.zeros(bins, np.int64)
-    for i in range(values.size):
-        histogram[min((int32(bits[i] & _MAGNITUDE) - low) >> shift, bins - 1)] += 1
-    cut = bins - 1
-    above = 0
+def _rank(bits, low, shift):
+    """How far above the threshold; a candidate below it, which should not be there, comes last."""
+    return max((int32(bits & _MAGNITUDE) - low) >> shift, 0)
+
+
+@compiled
+def _fall_below(histogram, k):
+    """The highest bin at or above which there are at least k, and how many are above it."""
+    cut, above = histogram.size - 1, 0
     while above + histogram[cut] < k:
         above += histogram[cut]
         cut -= 1
-    room = k - above
+    return cut, above
+
+
+@compiled
+def keep_largest(values, indices, k, low, shift, memory, restore, kept_values, kept_indices):
+    """Finds the rank of the k-th largest by histograms of its upper and of its lower 13 bits, then splits there."""
+    bits = values.view(np.int32)
+    upper, lower = np.zeros(8192, np.int64), np.zeros(8192, np.int64)
+    for i in range(values.size):
+        upper[_rank(bits[i], low, shift) >> 13] += 1
+    high, above = _fall_below(upper, k)
+    for i in range(values.size):
+        rank = _rank(bits[i], low, shift)
+        if rank >> 13 == high:
+            lower[rank & 8191] += 1
+    rest, between = _fall_below(lower, k - above)
+    cut, room = (high << 13) | rest, k - above - between
     kept = 0
     for i in range(values.size):
-        found = min((int32(bits[i] & _MAGNITUDE) - low) >> shift, bins - 1)
-        if found > cut or (found == cut and room > 0):
-            room -= found == cut
+        rank = _rank(bits[i], low, shift)
+        if rank > cut or (rank == cut and room > 0):
+            room -= rank == cut
             kept_values[kept] = values[i]
             kept_indices[kept] = indices[i]
             kept += 1
-        elif restore:
+        elif restore and 0 <= indices[i] < memory.size:
             memory[indices[i]] = values[i]
     return cut
 

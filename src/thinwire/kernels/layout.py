@@ -11,7 +11,7 @@ CHUNK = 64  # elements packed together: `bits` * 8 bytes a chunk
 ROTATION = 1024  # elements rotated together
 FRACTION_BITS = 23  # of the fixed-point number that is rounded stochastically
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B  # the multipliers of the lowbias32 integer hash
-CUT_BINS, CUT_SHIFT = 8192, 12  # of `keep_largest`: bins of 2**12 float32 steps
+CUT_SHIFT = 5  # of `keep_largest`: magnitudes within 2**5 float32 steps count as equal
 
 
 class Selection(NamedTuple):

@@ -14,7 +14,6 @@ from torch import Tensor
 from ..draw import Key
 from .layout import (
     CHUNK,
-    CUT_BINS,
     CUT_SHIFT,
     FRACTION_BITS,
     MIX_1,
@@ -320,19 +319,17 @@ def keep_largest(
 ) -> tuple[Tensor, Tensor, float]:
     """The k largest of the candidates above `threshold`, in order of position, and the magnitude of the cut.
 
-    Magnitudes are compared in bins of 1/2048 octave, ties go to the lower position; at most 2**13 bins, so candidates
-    beyond sixteen times the threshold count as equal. Those left out go back to `memory`.
+    Magnitudes within 2**-18 of each other count as equal, of equal ones the lower position is kept. Those left out go
+    back to `memory`.
     """
     if values.numel() <= k:
         return values, indices, threshold
     low = magnitude_bits(threshold)
-    magnitude = (values.view(torch.int32) & 0x7FFFFFFF).to(torch.int64)
-    bins = ((magnitude - low) >> CUT_SHIFT).clamp(max=CUT_BINS - 1)
-    above = torch.bincount(bins, minlength=CUT_BINS).flip(0).cumsum(0).flip(0)  # candidates in this bin or higher
-    cut = int((above >= k).nonzero().max())
-    in_cut = bins == cut
-    room = k - int((bins > cut).sum())
-    keep = (bins > cut) | (in_cut & (in_cut.to(torch.int64).cumsum(0) <= room))
+    rank = (((values.view(torch.int32) & 0x7FFFFFFF) - low) >> CUT_SHIFT).clamp(min=0)
+    cut = int(rank.topk(k, sorted=False).values.min())
+    tied = rank == cut
+    room = k - int((rank > cut).sum())
+    keep = (rank > cut) | (tied & (tied.to(torch.int64).cumsum(0) <= room))
     if memory is not None:
         memory[indices[~keep].to(torch.int64)] = values[~keep]
     edge = torch.tensor(low + (cut << CUT_SHIFT), dtype=torch.int32).view(torch.float32)

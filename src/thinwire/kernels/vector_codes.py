@@ -1,6 +1,7 @@
 """Vector instructions for codes: quantise, pack, unpack, look up, 64 elements at a time and packed in registers.
 
-The layout of packed codes is that of `reference.pack`; there is one intrinsic for each number of bits.
+The layout of packed codes is that of `reference.pack`. The number of bits has to be known when a loop is compiled, and
+only the widths in use should be: `width` is a tuple of that many elements, whose length is part of its numba type.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
@@ -74,53 +75,47 @@ def _load_packed(context, builder, array_type, array, index, bits):
     return codes
 
 
-def _make_pack(bits):
+@intrinsic
+def pack_chunk(_typing, codes, i, width, out, o):
+    """64 codes of one byte each to 8 * bits bytes."""
+    signature, bits = types.void(codes, INDEX, width, out, INDEX), width.count
+
+    def generate(context, builder, signature, args):
+        codes, i, _, out, o = args
+        value = load(context, builder, signature.args[0], codes, i, vector(I8, 64))
+        if bits < 8:  # stray upper bits must not reach a neighbour
+            value = builder.and_(value, constant(I8, (1 << bits) - 1, 64))
+        _store_packed(context, builder, signature.args[3], out, o, value, bits)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def unpack_chunk(_typing, packed, i, width, codes, o):
+    """8 * bits bytes to 64 codes of one byte each."""
+    signature = types.void(packed, INDEX, width, codes, INDEX)
+
+    def generate(context, builder, signature, args):
+        packed, i, _, codes, o = args
+        value = _load_packed(context, builder, signature.args[0], packed, i, width.count)
+        store(context, builder, signature.args[3], codes, o, value)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _make_quantize(shifted):
     @intrinsic
-    def pack_chunk(_typing, codes, i, out, o):
-        """64 codes of one byte each to 8 * bits bytes."""
-        signature = types.void(codes, INDEX, out, INDEX)
-
-        def generate(context, builder, signature, args):
-            codes, i, out, o = args
-            value = load(context, builder, signature.args[0], codes, i, vector(I8, 64))
-            if bits < 8:  # stray upper bits must not reach a neighbour
-                value = builder.and_(value, constant(I8, (1 << bits) - 1, 64))
-            _store_packed(context, builder, signature.args[2], out, o, value, bits)
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return pack_chunk
-
-
-def _make_unpack(bits):
-    @intrinsic
-    def unpack_chunk(_typing, packed, i, codes, o):
-        """8 * bits bytes to 64 codes of one byte each."""
-        signature = types.void(packed, INDEX, codes, INDEX)
-
-        def generate(context, builder, signature, args):
-            packed, i, codes, o = args
-            value = _load_packed(context, builder, signature.args[0], packed, i, bits)
-            store(context, builder, signature.args[2], codes, o, value)
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return unpack_chunk
-
-
-def _make_quantize(bits, shifted):
-    @intrinsic
-    def quantize_chunk(_typing, x, i, counter, low, scale, k0, k1, floor, ceiling, offset, out, o):
+    def quantize_chunk(_typing, x, i, counter, low, scale, k0, k1, floor, ceiling, offset, width, out, o):
         """clamp((x - low) * scale) in fixed point, plus offset and dither, integer part, packed: 64 elements.
 
         Not `shifted` leaves the subtraction out, for low = 0; that alone saves a tenth of the time.
         """
-        signature = types.void(x, INDEX, U32, FLOAT, FLOAT, U32, U32, FLOAT, FLOAT, U32, out, INDEX)
+        signature = types.void(x, INDEX, U32, FLOAT, FLOAT, U32, U32, FLOAT, FLOAT, U32, width, out, INDEX)
 
         def generate(context, builder, signature, args):
-            x, i, counter, low, scale, k0, k1, floor, ceiling, offset, out, o = args
+            x, i, counter, low, scale, k0, k1, floor, ceiling, offset, _, out, o = args
             fetch_ahead(context, builder, signature.args[0], x, i)
             parts = []
             for start in _STARTS:
@@ -134,7 +129,7 @@ def _make_quantize(bits, shifted):
                 dither = builder.lshr(random_words(builder, counter, k0, k1, start), constant(I32, 9))
                 total = builder.add(fixed, builder.add(dither, splat(builder, offset)))
                 parts.append(_narrow(builder, builder.lshr(total, constant(I32, 23))))
-            _store_packed(context, builder, signature.args[10], out, o, concat(builder, parts), bits)
+            _store_packed(context, builder, signature.args[11], out, o, concat(builder, parts), width.count)
             return context.get_dummy_value()
 
         return signature, generate
@@ -142,80 +137,71 @@ def _make_quantize(bits, shifted):
     return quantize_chunk
 
 
-def _make_dequantize(bits):
-    @intrinsic
-    def dequantize_chunk(_typing, packed, i, offset, low, step, out, o):
-        """out += (code - offset) * step + low for 64 elements."""
-        signature = types.void(packed, INDEX, types.int32, FLOAT, FLOAT, out, INDEX)
+@intrinsic
+def dequantize_chunk(_typing, packed, i, offset, low, step, width, out, o):
+    """out += (code - offset) * step + low for 64 elements."""
+    signature = types.void(packed, INDEX, types.int32, FLOAT, FLOAT, width, out, INDEX)
 
-        def generate(context, builder, signature, args):
-            packed, i, offset, low, step, out, o = args
-            codes = _load_packed(context, builder, signature.args[0], packed, i, bits)
-            for start in _STARTS:
-                code = builder.zext(part(builder, codes, start, LANES), vector(I32))
-                grid = builder.sitofp(builder.sub(code, splat(builder, offset)), vector(F32))
-                y = builder.fadd(builder.fmul(grid, splat(builder, step)), splat(builder, low))
-                at = plus(builder, o, start)
-                old = load(context, builder, signature.args[5], out, at, vector(F32))
-                store(context, builder, signature.args[5], out, at, builder.fadd(old, y))
-            return context.get_dummy_value()
+    def generate(context, builder, signature, args):
+        packed, i, offset, low, step, _, out, o = args
+        codes = _load_packed(context, builder, signature.args[0], packed, i, width.count)
+        for start in _STARTS:
+            code = builder.zext(part(builder, codes, start, LANES), vector(I32))
+            grid = builder.sitofp(builder.sub(code, splat(builder, offset)), vector(F32))
+            y = builder.fadd(builder.fmul(grid, splat(builder, step)), splat(builder, low))
+            at = plus(builder, o, start)
+            old = load(context, builder, signature.args[6], out, at, vector(F32))
+            store(context, builder, signature.args[6], out, at, builder.fadd(old, y))
+        return context.get_dummy_value()
 
-        return signature, generate
-
-    return dequantize_chunk
+    return signature, generate
 
 
-def _make_codebook(bits):
-    @intrinsic
-    def codebook_chunk(_typing, z, i, scale, boundaries, out, o):
-        """How many of the 2**bits - 1 boundaries lie below z * scale, packed: 64 elements."""
-        signature = types.void(z, INDEX, FLOAT, boundaries, out, INDEX)
+@intrinsic
+def codebook_chunk(_typing, z, i, scale, boundaries, width, out, o):
+    """How many of the 2**bits - 1 boundaries lie below z * scale, packed: 64 elements."""
+    signature, bits = types.void(z, INDEX, FLOAT, boundaries, width, out, INDEX), width.count
 
-        def generate(context, builder, signature, args):
-            z, i, scale, boundaries, out, o = args
-            parts = []
-            for start in _STARTS:
-                y = load(context, builder, signature.args[0], z, plus(builder, i, start), vector(F32))
-                y = builder.fmul(y, splat(builder, scale))
-                count = constant(I32, 0)
-                for j in range((1 << bits) - 1):
-                    boundary = load(context, builder, signature.args[3], boundaries, ir.Constant(I64, j), F32)
-                    above = builder.fcmp_ordered(">", y, splat(builder, boundary))
-                    count = builder.sub(count, builder.sext(above, vector(I32)))
-                parts.append(_narrow(builder, count))
-            _store_packed(context, builder, signature.args[4], out, o, concat(builder, parts), bits)
-            return context.get_dummy_value()
+    def generate(context, builder, signature, args):
+        z, i, scale, boundaries, _, out, o = args
+        parts = []
+        for start in _STARTS:
+            y = load(context, builder, signature.args[0], z, plus(builder, i, start), vector(F32))
+            y = builder.fmul(y, splat(builder, scale))
+            count = constant(I32, 0)
+            for j in range((1 << bits) - 1):
+                boundary = load(context, builder, signature.args[3], boundaries, ir.Constant(I64, j), F32)
+                above = builder.fcmp_ordered(">", y, splat(builder, boundary))
+                count = builder.sub(count, builder.sext(above, vector(I32)))
+            parts.append(_narrow(builder, count))
+        _store_packed(context, builder, signature.args[5], out, o, concat(builder, parts), bits)
+        return context.get_dummy_value()
 
-        return signature, generate
-
-    return codebook_chunk
+    return signature, generate
 
 
-def _make_look_up(bits):
-    @intrinsic
-    def look_up_chunk(_typing, packed, i, scale, codebook, out, o):
-        """out = codebook[code] * scale for 64 elements: a chain of selects, quicker than a gather for a few words."""
-        signature = types.void(packed, INDEX, FLOAT, codebook, out, INDEX)
+@intrinsic
+def look_up_chunk(_typing, packed, i, scale, codebook, width, out, o):
+    """out = codebook[code] * scale for 64 elements: a chain of selects, quicker than a gather for a few words."""
+    signature, bits = types.void(packed, INDEX, FLOAT, codebook, width, out, INDEX), width.count
 
-        def generate(context, builder, signature, args):
-            packed, i, scale, codebook, out, o = args
-            words = [
-                splat(builder, load(context, builder, signature.args[3], codebook, ir.Constant(I64, j), F32))
-                for j in range(1 << bits)
-            ]
-            codes = _load_packed(context, builder, signature.args[0], packed, i, bits)
-            for start in _STARTS:
-                code = builder.zext(part(builder, codes, start, LANES), vector(I32))
-                value = words[0]
-                for j in range(1, 1 << bits):
-                    value = builder.select(builder.icmp_signed("==", code, constant(I32, j)), words[j], value)
-                value = builder.fmul(value, splat(builder, scale))
-                store(context, builder, signature.args[4], out, plus(builder, o, start), value)
-            return context.get_dummy_value()
+    def generate(context, builder, signature, args):
+        packed, i, scale, codebook, _, out, o = args
+        words = [
+            splat(builder, load(context, builder, signature.args[3], codebook, ir.Constant(I64, j), F32))
+            for j in range(1 << bits)
+        ]
+        codes = _load_packed(context, builder, signature.args[0], packed, i, bits)
+        for start in _STARTS:
+            code = builder.zext(part(builder, codes, start, LANES), vector(I32))
+            value = words[0]
+            for j in range(1, 1 << bits):
+                value = builder.select(builder.icmp_signed("==", code, constant(I32, j)), words[j], value)
+            value = builder.fmul(value, splat(builder, scale))
+            store(context, builder, signature.args[5], out, plus(builder, o, start), value)
+        return context.get_dummy_value()
 
-        return signature, generate
-
-    return look_up_chunk
+    return signature, generate
 
 
 @intrinsic
@@ -305,13 +291,4 @@ def bits_float(_typing, bits):
     return signature, generate
 
 
-pack_1, pack_2, pack_3, pack_4, pack_5, pack_6, pack_7, pack_8 = map(_make_pack, range(1, 9))
-unpack_1, unpack_2, unpack_3, unpack_4, unpack_5, unpack_6, unpack_7, unpack_8 = map(_make_unpack, range(1, 9))
-quantize_1, quantize_2, quantize_3, quantize_4 = (_make_quantize(bits, True) for bits in range(1, 5))
-quantize_5, quantize_6, quantize_7, quantize_8 = (_make_quantize(bits, True) for bits in range(5, 9))
-centred_1, centred_2, centred_3, centred_4 = (_make_quantize(bits, False) for bits in range(1, 5))
-centred_5, centred_6, centred_7, centred_8 = (_make_quantize(bits, False) for bits in range(5, 9))
-dequantize_1, dequantize_2, dequantize_3, dequantize_4 = map(_make_dequantize, range(1, 5))
-dequantize_5, dequantize_6, dequantize_7, dequantize_8 = map(_make_dequantize, range(5, 9))
-codebook_2, codebook_3, codebook_4 = map(_make_codebook, range(2, 5))
-look_up_2, look_up_3, look_up_4 = map(_make_look_up, range(2, 5))
+quantize_chunk, centred_chunk = _make_quantize(True), _make_quantize(False)

@@ -4,8 +4,7 @@ LLVM lowers them to whatever the machine has (AVX2, AVX-512, NEON). Numba's auto
 compaction or butterflies; with these the loops of the numba body run at the speed of memory. Each intrinsic works on a
 chunk of 64 elements (masks: 32) starting at a given position and does not check bounds: its callers do.
 
-Here: the building blocks, selection and rotation; `vector_codes.py` has quantising and packing. Numba caches by the
-source of the *calling* file: after an edit here, remove `__pycache__` (make clean).
+Here: the building blocks, selection and rotation; `vector_codes.py` has quantising and packing.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"

@@ -7,6 +7,7 @@ Parameters are known by name, never by bucket index: DDP rebuilds its buckets af
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,9 +56,10 @@ class RunningMemory(ABC):
     def encode(self, codec: Codec, gradient: Tensor, *, name: str, draw: Draw | None = None) -> Tensor:
         """The message of the gradient and what was remembered of `name`; what it does not carry is remembered."""
         kept = self._kept_of(name, gradient)
+        gradient = gradient.detach().to(torch.float32)  # once, and not in every kernel
         if not kernels.all_finite(gradient):
             return codec.encode(gradient, draw=draw)
-        return self._encode_finite(codec, _as_float32(gradient), kept, self.codec_state(codec, name=name), draw)
+        return self._encode_finite(codec, gradient, kept, self.codec_state(codec, name=name), draw)
 
     @abstractmethod
     def _encode_finite(self, codec: Codec, gradient: Tensor, kept: Kept, state: State, draw: Draw | None) -> Tensor:
@@ -82,7 +84,7 @@ class RunningMemory(ABC):
                 f"{name} has shape {tuple(residual.shape)}, {tuple(values.shape)} cannot be given back to it"
             )
         if kernels.all_finite(values):
-            residual += values
+            residual += values.detach()
 
     # ------------------------------------------------------------------------------------------- looking inside
 
@@ -106,11 +108,16 @@ class RunningMemory(ABC):
             self._codecs[name] = (codec.spec(), state)
         return state
 
-    def rescale(self, factor: float) -> None:
-        """Follow a change of the loss scale: everything kept times new scale / old scale."""
+    def rescale(self, factor: float, *, codec: Codec | None = None) -> None:
+        """Follow a change of the loss scale: everything kept times new scale / old scale, and the state of `codec`."""
+        if not 0 < factor < math.inf:
+            raise OptionError(f"a scale changes by a positive finite factor, not {factor}: reset() the memory instead")
         for kept in self._kept.values():
             for tensor in kept.values():
-                tensor *= factor
+                tensor.mul_(factor).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        for spec, state in self._codecs.values():
+            if codec is not None and spec == codec.spec():
+                codec.rescale_state(state, factor)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -121,8 +128,9 @@ class RunningMemory(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that a resumed run needs: nested dicts of tensors, numbers and strings."""
-        codecs = {name: {"spec": spec, "state": state} for name, (spec, state) in self._codecs.items()}
-        return copy.deepcopy({"kind": self.kind, "kept": self._kept, "codecs": codecs})
+        kept, codecs = dict(self._kept), dict(self._codecs)  # another thread may meet a new parameter meanwhile
+        states = {name: {"spec": spec, "state": state} for name, (spec, state) in codecs.items()}
+        return copy.deepcopy({"kind": self.kind, "kept": kept, "codecs": states})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a `state_dict`; a memory already in use takes only one of the same names and shapes."""
@@ -179,9 +187,3 @@ class RunningMemory(ABC):
             for key in self.keeps:
                 kept[key] = kept[key].to(gradient.device)
         return kept
-
-
-def _as_float32(gradient: Tensor) -> Tensor:
-    """Half precision is widened inside the kernels; float64 is narrowed first, so that every codec sees the same."""
-    gradient = gradient.detach()
-    return gradient.to(torch.float32) if gradient.dtype == torch.float64 else gradient

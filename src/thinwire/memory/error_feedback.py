@@ -37,7 +37,8 @@ class ErrorFeedback(Memory):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        self._require(0.0 < self.decay <= 1.0, f"decay must be above 0 and at most 1, got {self.decay}")
+        number = isinstance(self.decay, (int, float))
+        self._require(number and 0.0 < self.decay <= 1.0, f"decay must be above 0 and at most 1, got {self.decay}")
 
     def start(self) -> ErrorFeedbackMemory:
         return ErrorFeedbackMemory(decay=self.decay)
@@ -73,7 +74,7 @@ class ErrorFeedbackMemory(RunningMemory):
         return old + gradient.detach().to(torch.float32)
 
     def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
-        rest = u - sent
+        rest = (u - sent).detach()
         kept = self._kept_of(name, rest)
         if kernels.all_finite(rest):
             kept["residual"].copy_(rest)

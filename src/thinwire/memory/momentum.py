@@ -41,7 +41,8 @@ class MomentumCorrection(Memory):
     masking: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._require(0.0 <= self.momentum < 1.0, f"momentum must be at least 0 and below 1, got {self.momentum}")
+        fits = isinstance(self.momentum, (int, float)) and 0.0 <= self.momentum < 1.0
+        self._require(fits, f"momentum must be at least 0 and below 1, got {self.momentum}")
 
     def start(self) -> MomentumMemory:
         return MomentumMemory(self)
@@ -94,6 +95,10 @@ class MomentumMemory(RunningMemory):
     def _encode_finite(self, codec: Codec, gradient: Tensor, kept: Kept, state: State, draw: Draw | None) -> Tensor:
         assert isinstance(codec, SparseCodec)
         growth = self._step(kept["momentum"], gradient)
+        if not kernels.all_finite(growth):  # a sum beyond float32: news for this step, no trace for the next
+            news = codec.encode(kept["residual"] + growth, draw=draw)
+            kept["momentum"].nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            return news
         message = codec.encode_remembering(kept["residual"], growth, draw=draw, state=state)
         if self.options.masking:
             positions, _ = codec.decode_sparse(message)
@@ -111,7 +116,7 @@ class MomentumMemory(RunningMemory):
         advanced = self._advanced.pop(name, None)
         if advanced is None:
             raise StateError(f"remember({name}) follows compensate({name}) of the same step: call compensate first")
-        rest = u - sent
+        rest = (u - sent).detach()
         kept = self._kept_of(name, rest)
         if not kernels.all_finite(rest):
             return
@@ -119,6 +124,11 @@ class MomentumMemory(RunningMemory):
         if self.options.masking:
             advanced.masked_fill_(sent != 0, 0.0)
         kept["momentum"].copy_(advanced)
+
+    def rescale(self, factor: float, *, codec: Codec | None = None) -> None:
+        super().rescale(factor, codec=codec)
+        for advanced in self._advanced.values():
+            advanced *= factor
 
     def reset(self) -> None:
         super().reset()

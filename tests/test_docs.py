@@ -1,0 +1,369 @@
+"""What README and docs say is true: code runs, numbers match, links lead somewhere, tables are what the code does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import thinwire as tw
+from thinwire import Codec, Draw
+from thinwire.codecs.low_rank import LowRank
+from thinwire.codecs.sparse import SparseCodec
+from thinwire.kernels import reference
+from thinwire.recipe import STAGES
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "thinwire"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODECS_PAGE = ROOT / "docs" / "codecs.md"
+KERNELS_PAGE = ROOT / "docs" / "kernels.md"
+RESULTS = ROOT / "benchmarks" / "kernels.json"
+CODECS = {name for name, stage in STAGES.items() if issubclass(stage, Codec)}
+SHAPE = (1000, 1000)
+MILLION = math.prod(SHAPE)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def section(page: Path, title: str) -> str:
+    _, found, rest = page.read_text().partition(f"\n## {title}\n")
+    assert found, f"{page.name} has no section {title}"
+    return rest.partition("\n## ")[0]
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The body of a Markdown table, cell by cell; `\\|` is no border."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    for line in lines[2:]:
+        yield [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def module_at(path: Path) -> Any:
+    """A Python file that is not part of a package."""
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def codec_of(cell: str) -> Codec:
+    return tw.parse(f"{cell.strip('`')}|local").codec
+
+
+def table(title: str) -> list[tuple[str, list[str]]]:
+    """Name and further cells of every row of a table of docs/codecs.md."""
+    return [(cells[0].strip("`"), cells[1:]) for cells in rows(section(CODECS_PAGE, title))]
+
+
+def cases(title: str) -> list[Any]:
+    return [pytest.param(name, cells, id=name) for name, cells in table(title)]
+
+
+# ------------------------------------------------------------------------------------------------- code and links
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    for number, source in enumerate(blocks(page, "python"), start=1):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, f"{page.name}, block {number}", "exec"), namespace)
+        lines = printed.getvalue().splitlines()
+        for promised in re.findall(r"^ *print\(.*\)  # -> (.*)$", source, re.MULTILINE):
+            assert promised in lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}, target
+
+
+def test_counts_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    exchanges = [stage for stage in STAGES.values() if issubclass(stage, tw.Exchange)]
+    assert f"| codecs | {len(CODECS)}:" in readme
+    assert f"| exchanges | {len(exchanges)} declared" in readme
+    assert f"| kernels | {len(kernel_names())} loops" in readme
+    assert f"All {len(CODECS)} are in" in (ROOT / "docs" / "recipes.md").read_text()
+
+
+# --------------------------------------------------------------------------------------------------- architecture
+
+
+def test_the_tree_names_every_file_and_no_other() -> None:
+    tree = blocks(ROOT / "docs" / "architecture.md", "text")[0]
+    named = {line.split()[0] for line in tree.splitlines() if line.strip()}
+    real = {path.relative_to(SOURCE) for path in SOURCE.rglob("*") if path.is_file()}
+    assert named == {path.as_posix() for path in real if "__pycache__" not in path.parts}
+
+
+def test_the_order_of_units_is_the_one_that_is_tested() -> None:
+    written = [
+        {unit.strip() for unit in line.split(",")}
+        for line in blocks(ROOT / "docs" / "architecture.md", "text")[1].splitlines()
+    ]
+    tested = module_at(Path(__file__).with_name("test_imports.py")).ORDER
+    there = {path.stem for path in SOURCE.iterdir()}
+    assert written == [units & there for units in tested if units & there]
+
+
+@pytest.mark.parametrize("group", ["dependencies", "dev"])
+def test_every_dependency_has_a_reason(group: str) -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = project["dependencies"] if group == "dependencies" else project["optional-dependencies"]["dev"]
+    told = section(ROOT / "docs" / "architecture.md", "What it depends on")
+    for requirement in listed:
+        assert re.search(rf"^\|.*\b{re.split('[<>=]', requirement)[0]}\b.*\|.*\|", told, re.MULTILINE), requirement
+
+
+# --------------------------------------------------------------------------------------------------------- codecs
+
+
+@pytest.mark.parametrize("title", ["What travels", "What it promises", "Special values"])
+def test_every_codec_has_a_row(title: str) -> None:
+    assert {codec_of(name).name for name, _ in table(title)} == CODECS
+
+
+@pytest.mark.parametrize(("name", "cells"), cases("What travels"))
+def test_bytes(name: str, cells: list[str]) -> None:
+    assert cells[-1] == f"{codec_of(name).wire_bytes(MILLION, shape=SHAPE):,}"
+
+
+@pytest.mark.parametrize(("name", "cells"), cases("What it promises"))
+def test_bias_and_bound(name: str, cells: list[str]) -> None:
+    codec = codec_of(name)
+    bias, formula, value = cells
+    assert bias == ("unbiased" if codec.unbiased else "biased")
+    if codec.unbiased:
+        bound = codec.omega(MILLION)
+    else:
+        delta = codec.delta(MILLION, shape=SHAPE) if isinstance(codec, LowRank) else codec.delta(MILLION)
+        bound = None if delta is None else 1 - delta
+    assert bound is not None
+    assert value == f"{bound:.3g}"
+    if not formula.startswith("the same"):
+        assert formula.startswith("omega = " if codec.unbiased else "delta = ")
+
+
+def test_options_are_those_of_the_codecs() -> None:
+    seen = set()
+    for names, (options, *_) in table("Options and papers"):
+        for name in re.findall(r"\w+", names):
+            seen.add(name)
+            written = dict(part.partition("=")[::2] for part in re.findall(r"`([^`]+)`", options))
+            assert list(written) == STAGES[name].option_names(), name
+            for option, default in written.items():
+                real = getattr(STAGES[name], option, None)  # a field without a default is no attribute of the class
+                assert (str(real) if real is not None else "") == default, (name, option)
+    assert seen == CODECS
+
+
+# ------------------------------------------------------------------------------------------------- special values
+
+GRID = (64, 64)
+CONSTANTS = (0.7, -3.3, 1e-3, 12345.678)
+DENORMALS = (torch.arange(1, 4097) * 1e-42).view(GRID)
+HALF_STEP = 2.0**-133 / 2  # of bfloat16 below its normal range
+
+
+def through(codec: Codec, x: Tensor, step: int = 0) -> Tensor:
+    return codec.decode(codec.encode(x, draw=Draw(step=step)), shape=tuple(x.shape))
+
+
+def is_exact(codec: Codec, x: Tensor) -> bool:
+    return torch.equal(through(codec, x), x)
+
+
+def is_zero(codec: Codec, x: Tensor) -> bool:
+    return not through(codec, x).any()
+
+
+def is_rounded(codec: Codec, x: Tensor) -> bool:
+    """Not the same, but nearly, in every draw."""
+    return not is_exact(codec, x) and all(
+        torch.allclose(through(codec, x, step), x, rtol=0.01, atol=HALF_STEP) for step in range(5)
+    )
+
+
+def is_random(codec: Codec, x: Tensor) -> bool:
+    results = [through(codec, x, step) for step in range(60)]
+    return codec.unbiased and any(not torch.equal(results[0], other) for other in results[1:])
+
+
+def is_kept(codec: Codec, x: Tensor) -> bool:
+    assert isinstance(codec, SparseCodec)
+    y = through(codec, x)
+    sent = y != 0
+    factor = x.numel() / codec.k(x.numel()) if codec.unbiased else 1.0
+    within = 0.8 * codec.k(x.numel()) <= int(sent.sum()) <= codec.capacity(x.numel())
+    return within and torch.allclose(y[sent], x[sent] * factor, rtol=1e-5, atol=1e-44)
+
+
+def is_smallest_of_block(codec: Codec, x: Tensor) -> bool:
+    smallest = x.view(-1, vars(codec)["block"]).amin(dim=1, keepdim=True)
+    return torch.equal(through(codec, x).view(len(smallest), -1), smallest.expand(-1, vars(codec)["block"]))
+
+
+MEANINGS: dict[str, Callable[[Codec, Tensor], bool]] = {
+    "exact": is_exact,
+    "zero": is_zero,
+    "rounded": is_rounded,
+    "random": is_random,
+    "kept": is_kept,
+    "smallest of its block": is_smallest_of_block,
+}
+
+
+@pytest.mark.parametrize(("name", "cells"), cases("Special values"))
+def test_zeros_constants_single_elements_and_denormals(name: str, cells: list[str]) -> None:
+    codec = codec_of(name)
+    zeros, constant, single, denormals, _ = cells
+    assert MEANINGS[zeros](codec, torch.zeros(GRID))
+    # Some numbers happen to be exact: rounding and chance are told by those that are not.
+    some_or_all = {"rounded": any, "random": any}
+    for word, inputs in (
+        (constant, [torch.full(GRID, value) for value in CONSTANTS]),
+        (single, [torch.tensor([value]) for value in CONSTANTS]),
+        (denormals, [DENORMALS]),
+    ):
+        judge = some_or_all.get(word, all)
+        assert judge(MEANINGS[word](codec, x) for x in inputs), word
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(("name", "cells"), cases("Special values"))
+def test_inf_and_nan(name: str, cells: list[str], value: float) -> None:
+    codec, place = codec_of(name), 30 * 64 + 10
+    x = torch.randn(math.prod(GRID), generator=torch.Generator().manual_seed(0))
+    x[place] = value
+    y = through(codec, x.view(GRID)).view(-1)
+    spoilt = y.isfinite().logical_not().nonzero().view(-1).tolist()
+    told = cells[-1]
+    if told == "the whole tensor":
+        expected = list(range(x.numel()))
+    elif block := re.fullmatch(r"its block of (\d+)", told):
+        size = int(block[1])
+        expected = list(range(place // size * size, (place // size + 1) * size))
+    elif told == "every place it sends; the rest is 0":
+        assert isinstance(codec, SparseCodec)
+        expected = spoilt
+        assert len(spoilt) == codec.k(x.numel())
+    else:
+        assert told in ("that element", "its place; the rest is 0")
+        expected = [place]
+    assert spoilt == expected != []
+    if told.endswith("the rest is 0"):
+        assert not y[y.isfinite()].any()
+    if name in ("fp32", "fp16", "bf16") and math.isinf(value):
+        assert float(y[place]) == value
+    else:
+        assert y[place].isnan() or codec.name == "random_k"
+    assert not through(codec, torch.tensor([value])).isfinite().any()
+
+
+# -------------------------------------------------------------------------------------------------------- recipes
+
+
+def test_refusals_are_real() -> None:
+    (text,) = blocks(ROOT / "docs" / "recipes.md", "refusals")
+    told = re.findall(r"^(\S.*)\n((?: +.*\n)+)", text, re.MULTILINE)
+    assert len(told) > 10
+    for recipe, sentence in told:
+        with pytest.raises(tw.RecipeError) as refusal:
+            tw.parse(recipe)
+        assert str(refusal.value) == " ".join(sentence.split())
+
+
+def test_memories_and_exchanges_are_all_there() -> None:
+    page = ROOT / "docs" / "recipes.md"
+    for title, base in (("Memories", tw.Memory), ("Exchanges", tw.Exchange)):
+        named = {re.findall(r"\w+", cells[0])[0]: cells[1] for cells in rows(section(page, title))}
+        assert set(named) == {name for name, stage in STAGES.items() if issubclass(stage, base)}
+        for name, options in named.items():
+            assert re.findall(r"`(\w+)=", options) == STAGES[name].option_names(), name
+
+
+# -------------------------------------------------------------------------------------------------------- kernels
+
+
+def kernel_names() -> set[str]:
+    return {
+        name
+        for name, function in inspect.getmembers(reference, inspect.isfunction)
+        if not name.startswith("_") and function.__module__ == reference.__name__
+    }
+
+
+def test_every_kernel_is_listed() -> None:
+    listed = {name for cells in rows(section(KERNELS_PAGE, "The list")) for name in re.findall(r"`(\w+)`", cells[0])}
+    assert listed == kernel_names()
+
+
+def test_measured_numbers_are_those_of_the_file() -> None:
+    _, found, rest = KERNELS_PAGE.read_text().partition("<!-- kernel table -->\n")
+    shown, ended, _ = rest.partition("<!-- end -->")
+    assert found
+    assert ended
+    told = list(rows(shown))
+    if not told:
+        pytest.skip("docs/kernels.md has no table of measured values yet")
+    if not RESULTS.exists():
+        pytest.skip("benchmarks/kernels.json is missing: nothing to compare with")
+    measured = {(row["name"], row["density"]): row for row in json.loads(RESULTS.read_text())["rows"]}
+    assert len(told) == len(measured)
+    for name, density, milliseconds, *ratios in told:
+        row = measured[name.strip("`"), float(density.rstrip("%")) / 100 if density else None]
+        assert milliseconds == f"{1000 * row['seconds']:.1f}"
+        assert ratios == [f"{row['x_copy']:.2f}", f"{row['x_add']:.2f}", f"{row['x_torch']:.2f}"], name
+
+
+def test_the_script_writes_a_table_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = module_at(ROOT / "benchmarks" / "table.py")
+    page, results = tmp_path / "kernels.md", tmp_path / "kernels.json"
+    page.write_text("before\n<!-- kernel table -->\nold\n<!-- end -->\nafter\n")
+    measured = [
+        {"name": "moments", "density": None, "seconds": 0.00654, "x_copy": 0.641, "x_add": 0.83, "x_torch": 12.6},
+        {"name": "select_ef", "density": 0.001, "seconds": 0.0104, "x_copy": 0.98, "x_add": 1.2, "x_torch": 41.0},
+    ]
+    machine = {"processor": "a processor", "torch": "2", "numba": "0"}
+    run = {"numel": 25_000_000, "threads": 1, "rounds": 7, "machine": machine, "rows": measured}
+    results.write_text(json.dumps(run))
+    monkeypatch.setattr(script, "PAGE", page)
+    monkeypatch.setattr(script, "RESULTS", results)
+    for _ in range(2):  # writing twice changes nothing
+        script.main()
+        written = page.read_text()
+        assert written.startswith(
+            "before\n<!-- kernel table -->\n\n| kernel | density | ms | x copy | x add | x torch |"
+        )
+        assert "| `moments` |  | 6.5 | 0.64 | 0.83 | 12.60 |" in written
+        assert "| `select_ef` | 0.1% | 10.4 | 0.98 | 1.20 | 41.00 |" in written
+        assert written.endswith("<!-- end -->\nafter\n")
