@@ -160,9 +160,10 @@ class Codec(Stage, ABC):
         if body_bytes != expected or size != HEADER_BYTES + padded(body_bytes):
             why = "it was cut short, or of a matrix, then give its shape" if self.needs_shape else "it was cut short"
             raise MessageError(f"{size} bytes do not hold {numel} elements of {self.spec()}: {why}")
-        # The checksum was taken with zero in its own place; taking that word out again saves a copy of the message.
-        own_word = checksum * kernels.checksum_weight(_CHECKSUM_AT // 4)
-        if (kernels.checksum(message) - own_word) & 0xFFFFFFFF != checksum:
+        # The checksum was taken with zero in its own place; exchanging that term saves a copy of the message.
+        place = _CHECKSUM_AT // 4
+        own = kernels.checksum_term(checksum, place) - kernels.checksum_term(0, place)
+        if (kernels.checksum(message) - own) & 0xFFFFFFFF != checksum:
             raise MessageError(f"the message of {self.spec()} was damaged on its way: its checksum does not match")
         return message[HEADER_BYTES : HEADER_BYTES + body_bytes], numel, Key.unpack(key)
 

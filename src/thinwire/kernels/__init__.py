@@ -22,7 +22,7 @@ from .layout import (
     Moments,
     Selection,
     blocks_of,
-    checksum_weight,
+    checksum_term,
     packed_bytes,
     rotated_numel,
 )
@@ -102,7 +102,7 @@ __all__ = [
     "blocks_of",
     "body_for",
     "checksum",
-    "checksum_weight",
+    "checksum_term",
     "codebook_decode",
     "codebook_encode",
     "dequantize_add",

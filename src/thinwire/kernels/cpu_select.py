@@ -7,6 +7,7 @@ import numpy as np
 from numba import float32, int32, uint32
 
 from .cpu_compile import compiled, summing
+from .layout import MIX_1, WEYL
 from .vectors import accumulate_mask, lowest_bit, mask_above
 
 _MAGNITUDE = int32(0x7FFFFFFF)
@@ -97,10 +98,12 @@ def all_finite(bits):
 
 @compiled
 def checksum(words):
-    total = uint32(0)
+    total, place = uint32(0), uint32(WEYL)
     for i in range(words.size):
-        weight = uint32(uint32(uint32(i) * uint32(2) + uint32(1)) * uint32(0x9E3779B1))
-        total = uint32(total + uint32(words[i] * weight))
+        h = uint32(words[i] + place)
+        place = uint32(place + uint32(2 * WEYL & 0xFFFFFFFF))
+        h = uint32(uint32(h ^ uint32(h >> uint32(16))) * uint32(MIX_1))
+        total = uint32(total + uint32(h ^ uint32(h >> uint32(15))))
     return total
 
 

@@ -341,7 +341,7 @@ def all_finite(x: Tensor) -> bool:
 
 
 def checksum(data: Tensor) -> int:
-    """32-bit sum of the little-endian words of a byte tensor, each times an odd weight of its position."""
+    """32-bit sum of the little-endian words of a byte tensor, each mixed with its position."""
     words = data.view(torch.int32)
     sums = torch.empty(_programs(words.numel()), dtype=torch.int32, device=data.device)
     _launch(gpu_select.checksum_kernel, sums.numel(), words, sums, words.numel(), TILE=_TILE)

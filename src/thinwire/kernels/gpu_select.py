@@ -11,12 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import layout
 from .gpu_quantize import load_codes, store_codes
 
 ABS_MAX, MIN_MAX, SQUARE_SUM = 0, 1, 2  # what `block_reduce_kernel` computes
 _ABS_MAX, _MIN_MAX = tl.constexpr(ABS_MAX), tl.constexpr(MIN_MAX)  # a kernel only reads constexpr globals
 _INT32_MAX = tl.constexpr(0x7FFFFFFF)
-_WEIGHT = tl.constexpr(0x9E3779B1)
+_WEYL, _MIX_1 = tl.constexpr(layout.WEYL), tl.constexpr(layout.MIX_1)
 
 
 @triton.jit
@@ -105,8 +106,11 @@ def moments_kernel(x, sums, peaks, numel, TILE: tl.constexpr):
 
 @triton.jit
 def checksum_kernel(words, sums, count, TILE: tl.constexpr):
-    """Each program's weighted sum of words, modulo 2**32."""
+    """Each program's sum of mixed words, modulo 2**32."""
     place = _elements(TILE)
-    word = tl.load(words + place, mask=place < count, other=0).to(tl.uint32, bitcast=True)
-    weight = (place * 2 + 1).to(tl.uint32) * _WEIGHT
-    tl.store(sums + tl.program_id(0), tl.sum(word * weight, axis=0).to(tl.int32, bitcast=True))
+    inside = place < count
+    word = tl.load(words + place, mask=inside, other=0).to(tl.uint32, bitcast=True)
+    h = word + (place * 2 + 1).to(tl.uint32) * _WEYL
+    h = (h ^ (h >> 16)) * _MIX_1
+    h = tl.where(inside, h ^ (h >> 15), 0)
+    tl.store(sums + tl.program_id(0), tl.sum(h, axis=0).to(tl.int32, bitcast=True))

@@ -11,6 +11,7 @@ CHUNK = 64  # elements packed together: `bits` * 8 bytes a chunk
 ROTATION = 1024  # elements rotated together
 FRACTION_BITS = 23  # of the fixed-point number that is rounded stochastically
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B  # the multipliers of the lowbias32 integer hash
+WEYL = 0x9E3779B1  # 2**32 over the golden ratio: spreads positions
 CUT_SHIFT = 5  # of `keep_largest`: magnitudes within 2**5 float32 steps count as equal
 
 
@@ -61,6 +62,8 @@ def magnitude_bits(threshold: float) -> int:
     return int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))
 
 
-def checksum_weight(word: int) -> int:
-    """The weight of the word at this position in `checksum`."""
-    return ((2 * word + 1) * 0x9E3779B1) & 0xFFFFFFFF
+def checksum_term(word: int, position: int) -> int:
+    """What one word adds to `checksum`: a one-to-one mix of the word, another one at every position."""
+    h = (word + (2 * position + 1) * WEYL) & 0xFFFFFFFF
+    h = ((h ^ (h >> 16)) * MIX_1) & 0xFFFFFFFF
+    return h ^ (h >> 15)

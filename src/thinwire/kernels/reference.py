@@ -19,6 +19,7 @@ from .layout import (
     MIX_1,
     MIX_2,
     ROTATION,
+    WEYL,
     Moments,
     Selection,
     blocks_of,
@@ -358,11 +359,12 @@ def all_finite(x: Tensor) -> bool:
 
 
 def checksum(data: Tensor) -> int:
-    """32-bit sum of the little-endian words of a byte tensor (length a multiple of 4), each times an odd weight of its
-    position: any change of a single word changes the sum."""
-    words = data.view(torch.int32).to(torch.int64) & _MASK32
-    weights = ((2 * torch.arange(words.numel(), device=data.device, dtype=torch.int64) + 1) * 0x9E3779B1) & _MASK32
-    # 16-bit halves keep the int64 products from overflowing before the mask.
-    low, high = words & 0xFFFF, words >> 16
-    total = ((low * weights) & _MASK32).sum() + (((high * weights) & 0xFFFF) << 16).sum()
-    return int(total) & _MASK32
+    """32-bit sum of the little-endian words of a byte tensor (length a multiple of 4), each mixed with its position.
+
+    Any change of a single word changes the sum; other damage passes with a chance of 2**-32.
+    """
+    words = data.view(torch.int32).to(torch.int64)
+    positions = torch.arange(words.numel(), device=data.device, dtype=torch.int64)
+    h = (words + (2 * positions + 1) * WEYL) & _MASK32
+    h = ((h ^ (h >> 16)) * MIX_1) & _MASK32
+    return int((h ^ (h >> 15)).sum()) & _MASK32
