@@ -492,3 +492,11 @@ def test_more_values_than_fit_are_refused() -> None:
         codec.decode(reframed(codec, body, 1000))
     with pytest.raises(MessageError, match="cut short"):
         codec.decode(codec.encode(gaussian(1000))[:-4])
+
+
+def test_sparse_decoding_refuses_another_length() -> None:
+    codec = top_k(0.1)
+    message = codec.encode(gaussian(100))
+    assert codec.decode_sparse(message, numel=100)[0].numel() == 10
+    with pytest.raises(MessageError, match="not the 99"):
+        codec.decode_sparse(message, numel=99)

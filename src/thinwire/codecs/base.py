@@ -140,8 +140,8 @@ class Codec(Stage, ABC):
         message[_CHECKSUM_AT : _CHECKSUM_AT + 4] = torch.frombuffer(bytearray(checksum), dtype=torch.uint8)
         return message
 
-    def _open(self, message: Tensor, shape: Shape | None) -> tuple[Tensor, int, Key]:
-        """Check a message from outside; return body, numel and key."""
+    def _open(self, message: Tensor, shape: Shape | None, expected: int | None = None) -> tuple[Tensor, int, Key]:
+        """Check a message from outside, whose length may be known; return body, numel and key."""
         size = message.numel()
         if message.dtype != torch.uint8 or message.dim() != 1:
             raise MessageError(f"a message is a flat uint8 tensor, got {message.dtype} of shape {tuple(message.shape)}")
@@ -156,8 +156,10 @@ class Codec(Stage, ABC):
             raise MessageError(f"the message was not made by {self.spec()}: use the same recipe on every rank")
         if shape is not None and math.prod(shape) != numel:
             raise MessageError(f"the message holds {numel} elements, which do not have the shape {shape}")
-        expected = self.body_bytes(numel, shape=shape) if numel <= self.most_elements else -1
-        if body_bytes != expected or size != HEADER_BYTES + padded(body_bytes):
+        if expected is not None and numel != expected:
+            raise MessageError(f"the message holds {numel} elements, not the {expected} that were expected")
+        right = self.body_bytes(numel, shape=shape) if numel <= self.most_elements else -1
+        if body_bytes != right or size != HEADER_BYTES + padded(body_bytes):
             why = "it was cut short, or of a matrix, then give its shape" if self.needs_shape else "it was cut short"
             raise MessageError(f"{size} bytes do not hold {numel} elements of {self.spec()}: {why}")
         # The checksum was taken with zero in its own place; exchanging that term saves a copy of the message.
@@ -173,9 +175,7 @@ class Codec(Stage, ABC):
         The receiver usually knows how long the tensor is; with `numel` or `shape` a message that claims another length
         is refused before anything of that length is allocated.
         """
-        body, claimed, key = self._open(message, shape)
-        if numel is not None and claimed != numel:
-            raise MessageError(f"the message holds {claimed} elements, not the {numel} that were expected")
+        body, claimed, key = self._open(message, shape, numel)
         out = torch.zeros(claimed, dtype=torch.float32, device=message.device)
         self._add_checked(body, out, key, shape)
         return out if shape is None else out.view(shape)

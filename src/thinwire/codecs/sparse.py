@@ -248,17 +248,19 @@ class SparseCodec(Codec):
         indices, values = self._take_apart(body, out.numel(), key)
         kernels.scatter_add(out, indices, values)
 
-    def decode_sparse(self, message: Tensor) -> tuple[Tensor, Tensor]:
+    def decode_sparse(self, message: Tensor, *, numel: int | None = None) -> tuple[Tensor, Tensor]:
         """Positions (int32, increasing) and float32 values of a message, for who adds messages without a dense tensor.
+
+        With `numel`, a message of a tensor of another length is refused.
 
         >>> from thinwire.codecs import top_k
         >>> top_k(0.5).decode_sparse(top_k(0.5).encode(torch.tensor([1.0, -3.0, 2.0, 0.0])))
         (tensor([1, 2], dtype=torch.int32), tensor([-3.,  2.]))
         """
-        body, numel, key = self._open(message, None)
-        if numel == 0:
+        body, claimed, key = self._open(message, None, numel)
+        if claimed == 0:
             return body.new_empty(0, dtype=torch.int32), body.new_empty(0, dtype=torch.float32)
-        return self._take_apart(body, numel, key)
+        return self._take_apart(body, claimed, key)
 
     # ----------------------------------------------------------------------------------------------------- memory
 
