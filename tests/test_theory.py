@@ -126,15 +126,6 @@ def test_one_bit_l2_is_exact_for_every_input(d: int) -> None:
         assert sign_error(x, float(np.linalg.norm(x))) == pytest.approx(theory.one_bit_l2(d), abs=1e-9)
 
 
-@pytest.mark.parametrize("d", [2, 3, 10, 100])
-def test_one_bit_linf(d: int) -> None:
-    def error(x: Vector) -> float:
-        return sign_error(x, float(np.abs(x).max()))
-
-    assert_bound(error, d, theory.one_bit_linf(d), reached=0.999)
-    assert error(np.eye(1, d)[0]) == pytest.approx(d - 1)
-
-
 @pytest.mark.parametrize("d", [2, 3, 10, 100, 1000])
 def test_ternary(d: int) -> None:
     def error(x: Vector) -> float:

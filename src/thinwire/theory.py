@@ -33,11 +33,6 @@ def uniform_linf(d: int, s: int) -> float:
     return min((d - 1) / (4 * s * s), math.sqrt(d) / s)
 
 
-def one_bit_linf(d: int) -> float:
-    """Stochastic sign against max |x|: every element has second moment max^2 <= |x|^2."""
-    return float(d - 1)
-
-
 def ternary(d: int) -> float:
     """TernGrad: max|x| |x|_1 / |x|^2 - 1, whose largest value over all x is (sqrt(d) - 1) / 2."""
     return (math.sqrt(d) - 1) / 2
