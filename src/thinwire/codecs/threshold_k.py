@@ -43,9 +43,9 @@ def _sample(x: Tensor, wanted: float, key: Key) -> float:
     return sampled_threshold(x, math.ceil(wanted), stride=stride, start=key.k0 % stride)
 
 
-def _limited(ratio: float) -> float:
-    """The logarithm of a change, but not more of it than a fifth: a jump is no trend."""
-    return min(max(math.log(ratio), -0.2), 0.2)
+def _change(now: float, before: float, *, limit: float) -> float:
+    """The logarithm of a change, but not more of it than the limit: a jump is no trend."""
+    return min(max(math.log(now / before), -limit), limit)
 
 
 def follow(state: State, *, k: int, count: int, cut: float, repeated: bool) -> None:
@@ -67,7 +67,7 @@ def follow(state: State, *, k: int, count: int, cut: float, repeated: bool) -> N
         # While memory fills, the cut grows like a power of the step number: quickly, by less each time.
         steps = state["steps"]
         weight = max(0.5 if repeated else 0.3, min(0.9, 5 / steps))
-        moved = min(max(math.log(cut / state["last"]), -1.0), 1.0) if steps < 20 else _limited(cut / state["last"])
+        moved = _change(cut, state["last"], limit=1.0 if steps < 20 else 0.2)
         trend = ((1 - weight) * trend + weight * moved) * steps / (steps + 1)
     following = cut * math.exp(math.log(_aim(k) / k) / slope + trend)
     following = float(torch.tensor(following, dtype=torch.float32))  # as the kernels compare it
