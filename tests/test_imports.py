@@ -18,8 +18,8 @@ SOURCE = Path(thinwire.__file__).parent
 # A unit that is not listed may import every other, and none of these may import it.
 ORDER = [
     {"errors", "draw", "theory", "topology"},
-    {"stage", "kernels"},
-    {"codecs", "comm"},
+    {"stage", "kernels", "comm", "observe"},
+    {"codecs"},
     {"memory"},
     {"exchange"},
     {"fitting"},

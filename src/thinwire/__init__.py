@@ -17,7 +17,7 @@ from .codecs.sparsify import dgc_k, gaussian_k, random_k, top_k, trimmed_k
 from .codecs.threshold_k import threshold_k
 from .draw import Draw
 from .errors import MessageError, OptionError, RecipeError, StateError, ThinwireError
-from .exchange.declared import Exchange, all_gather, all_reduce, local, shared_top_k, two_shot
+from .exchange import Exchange, all_gather, all_reduce, local, shared_top_k, two_shot
 from .exchange.local_group import LocalGroup
 from .memory import Memory, error_feedback, momentum_correction
 from .recipe import Recipe, chain, parse

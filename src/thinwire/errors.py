@@ -23,3 +23,11 @@ class MessageError(ThinwireError, ValueError):
 
 class StateError(ThinwireError, RuntimeError):
     """A saved state does not fit the object it is loaded into."""
+
+
+class ExchangeError(ThinwireError, RuntimeError):
+    """An exchange with the other ranks failed: one of them died, hangs, or does something else."""
+
+
+class AttachError(ThinwireError, RuntimeError):
+    """thinwire cannot be put into this training program as it is."""

@@ -26,7 +26,7 @@ from .codecs.rotated import Rotated
 from .codecs.sparsify import DgcK, GaussianK, RandomK, TopK, TrimmedK
 from .codecs.threshold_k import ThresholdK
 from .errors import OptionError, RecipeError
-from .exchange.declared import AllGather, AllReduce, Exchange, Local, SharedTopK, TwoShot
+from .exchange import AllGather, AllReduce, Exchange, Local, SharedTopK, TwoShot
 from .fitting import TYPICAL_NUMEL, contraction_refusal, order_refusal
 from .memory import ErrorFeedback, Memory, MomentumCorrection
 from .stage import Stage

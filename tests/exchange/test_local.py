@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire import Draw, LocalGroup, OptionError, RecipeError, parse
+from thinwire import Draw, LocalGroup, OptionError, parse
 
 RECIPES = [
     "all_reduce",
@@ -137,8 +137,6 @@ def test_one_rank_that_is_not_finite_is_news_to_all_and_changes_no_memory(text: 
 
 
 def test_refusals() -> None:
-    with pytest.raises(RecipeError, match="LocalGroup has no two_shot: write all_gather, all_reduce or local"):
-        LocalGroup(parse("rotated:4|two_shot"), 2)
     with pytest.raises(OptionError, match="at least 1 rank"):
         LocalGroup(parse("all_reduce"), 0)
     group = LocalGroup(parse("all_reduce"), 2)

@@ -191,6 +191,26 @@ class Codec(Stage, ABC):
         if out.numel():
             self._add(body, out, key, (out.numel(),) if shape is None else shape)
 
+    def encode_taking(self, x: Tensor, *, draw: Draw | None = None, state: State | None = None) -> Tensor:
+        """The message of float32 `x`, which afterwards holds what the message does not carry.
+
+        If x was not finite, the message says so, and what is left in x means nothing.
+
+        >>> from thinwire.codecs import top_k
+        >>> x = torch.tensor([1.0, -3.0, 2.0, 0.0])
+        >>> message = top_k(0.5).encode_taking(x)
+        >>> x
+        tensor([1., 0., 0., 0.])
+        """
+        shape = tuple(x.shape)
+        message = self.encode(x, draw=draw, state=state)
+        if x.numel():
+            sent = torch.zeros(x.numel(), dtype=torch.float32, device=x.device)
+            body = message[HEADER_BYTES : HEADER_BYTES + self.body_bytes(x.numel(), shape=shape)]
+            self._add(body, sent, (draw or Draw()).key(), shape)
+            x -= sent.view(shape)
+        return message
+
     def encode_remembering(
         self, memory: Tensor, gradient: Tensor, *, draw: Draw | None = None, state: State | None = None
     ) -> Tensor:
@@ -200,13 +220,7 @@ class Codec(Stage, ABC):
         is in the message, as news, and never stays in memory.
         """
         memory += gradient.detach()
-        shape = tuple(memory.shape)
-        message = self.encode(memory, draw=draw, state=state)
-        if memory.numel():
-            sent = torch.zeros(memory.numel(), dtype=torch.float32, device=memory.device)
-            body = message[HEADER_BYTES : HEADER_BYTES + self.body_bytes(memory.numel(), shape=shape)]
-            self._add(body, sent, (draw or Draw()).key(), shape)
-            memory -= sent.view(shape)
-            if not kernels.all_finite(memory):
-                memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        message = self.encode_taking(memory, draw=draw, state=state)
+        if not kernels.all_finite(memory):
+            memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         return message

@@ -64,7 +64,7 @@ class LowRank(Codec):
         """Whether the factors of such a tensor are smaller than the tensor."""
         if shape is None or len(shape) < 2 or math.prod(shape) == 0:
             return False
-        rows, columns = _sides(shape)
+        rows, columns = sides(shape)
         return self.rank * (rows + columns) < rows * columns
 
     def body_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
@@ -72,7 +72,7 @@ class LowRank(Codec):
 
     def _values(self, numel: int, shape: Shape | None) -> int:
         """How many numbers travel."""
-        return self.rank * sum(_sides(shape)) if shape is not None and self.pays(shape) else numel
+        return self.rank * sum(sides(shape)) if shape is not None and self.pays(shape) else numel
 
     def delta(self, numel: int, *, shape: Shape | None = None) -> float | None:
         """0 for a matrix (a projection adds no error, and one iteration promises no more), else that of `factors`."""
@@ -150,12 +150,17 @@ class LowRank(Codec):
             return
         values = torch.zeros(self._values(out.numel(), shape), dtype=torch.float32, device=out.device)
         self.factors._add(body, values, key, (values.numel(),))
-        rows, columns = _sides(shape)
+        rows, columns = sides(shape)
         p, q = values[: rows * self.rank].view(rows, -1), values[rows * self.rank :].view(columns, -1)
         out += self.restore(p, q, (out.numel(),))
 
 
-def _sides(shape: Shape) -> tuple[int, int]:
+def sides(shape: Shape) -> tuple[int, int]:
+    """Rows and columns of the matrix that a tensor is seen as.
+
+    >>> sides((8, 3, 5, 5))
+    (8, 75)
+    """
     return shape[0], math.prod(shape[1:])
 
 

@@ -264,16 +264,24 @@ class SparseCodec(Codec):
 
     # ----------------------------------------------------------------------------------------------------- memory
 
+    def _select_taking(self, x: Tensor, key: Key, state: State) -> Selection:
+        """Take the selection out of flat `x`."""
+        found = self._select(x, key, state)
+        if kernels.all_finite(found.values):
+            kernels.scatter_add(x, found.indices, -found.values)
+            return found
+        return self._news(x, key)
+
     def _select_remembering(self, memory: Tensor, gradient: Tensor, key: Key, state: State) -> Selection:
         """memory += gradient, then take the selection out of it. What is not finite is sent and forgotten."""
         memory += gradient
-        found = self._select(memory, key, state)
-        if kernels.all_finite(found.values):
-            kernels.scatter_add(memory, found.indices, -found.values)
-            return found
-        news = self._news(memory, key)
-        memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        return news
+        found = self._select_taking(memory, key, state)
+        if not kernels.all_finite(found.values):
+            memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        return found
+
+    def encode_taking(self, x: Tensor, *, draw: Draw | None = None, state: State | None = None) -> Tensor:
+        return self._encode_leaving(x, None, draw, state)
 
     def encode_remembering(
         self, memory: Tensor, gradient: Tensor, *, draw: Draw | None = None, state: State | None = None
@@ -283,13 +291,21 @@ class SparseCodec(Codec):
         The message is that of `encode(memory + gradient)`. If the sum is not finite, the message says so and the memory
         keeps the finite rest of it.
         """
+        return self._encode_leaving(memory, gradient.detach().reshape(-1), draw, state)
+
+    def _encode_leaving(
+        self, memory: Tensor, gradient: Tensor | None, draw: Draw | None, state: State | None
+    ) -> Tensor:
         self._check_size(memory.numel())
         key = (draw or Draw()).key()
         state = self.new_state() if state is None else state
         flat = memory.reshape(-1)
         message, body = self._blank(flat.numel(), None, memory.device)
         if flat.numel():
-            found = self._select_remembering(flat, gradient.detach().reshape(-1), key, state)
+            if gradient is None:
+                found = self._select_taking(flat, key, state)
+            else:
+                found = self._select_remembering(flat, gradient, key, state)
             self._assemble(found, body, flat.numel(), key, state)
             if not isinstance(self.values, Fp32):
                 self._remember_rounding(flat, found, body, key)
@@ -338,14 +354,45 @@ class Sparsifier(SparseCodec):
         return non_finite(x, self.capacity(x.numel()))
 
     def _assemble(self, found: Selection, body: Tensor, numel: int, key: Key, state: State) -> None:
-        capacity, code, end, values_at = self._layout(numel)
-        body[:_COUNT_BYTES] = torch.tensor([found.indices.numel()], dtype=torch.int32).view(torch.uint8)
-        body[_COUNT_BYTES:end] = encode_indices(code, found.indices, capacity=capacity, numel=numel)
-        body[end:values_at] = 0
+        capacity, _, _, values_at = self._layout(numel)
+        self._write_positions(found.indices, body[:values_at], numel)
         self._pack_values(found, body[values_at:], capacity, key, state)
 
+    def _write_positions(self, indices: Tensor, body: Tensor, numel: int) -> None:
+        capacity, code, end, _ = self._layout(numel)
+        body[:_COUNT_BYTES] = torch.tensor([indices.numel()], dtype=torch.int32).view(torch.uint8)
+        body[_COUNT_BYTES:end] = encode_indices(code, indices, capacity=capacity, numel=numel)
+        body[end:] = 0
+
+    # ---------------------------------------------------------------- positions alone, which several ranks may share
+
+    def positions_bytes(self, numel: int) -> int:
+        """Exact size of `pack_positions`."""
+        return self._values_at(numel) if numel else 0
+
+    def pack_positions(self, x: Tensor, *, draw: Draw | None = None, state: State | None = None) -> Tensor:
+        """The positions that this codec chooses in flat `x`, as bytes; their number may differ, their size does not.
+
+        >>> from thinwire.codecs import top_k
+        >>> packed = top_k(0.5).pack_positions(torch.tensor([1.0, -3.0, 2.0, 0.0]))
+        >>> top_k(0.5).unpack_positions(packed, 4)
+        tensor([1, 2], dtype=torch.int32)
+        """
+        numel = x.numel()
+        self._check_size(numel)
+        key = (draw or Draw()).key()
+        found = self._select(x, key, self.new_state() if state is None else state)
+        packed = torch.empty(self.positions_bytes(numel), dtype=torch.uint8, device=x.device)
+        self._write_positions(found.indices, packed, numel)
+        return packed
+
+    def unpack_positions(self, packed: Tensor, numel: int) -> Tensor:
+        """What `pack_positions` chose: int32, increasing."""
+        capacity, code, end, _ = self._layout(numel)
+        count = int.from_bytes(bytes(packed[:_COUNT_BYTES].tolist()), "little")
+        return decode_indices(code, packed[_COUNT_BYTES:end], count, capacity=capacity, numel=numel)
+
     def _take_apart(self, body: Tensor, numel: int, key: Key) -> tuple[Tensor, Tensor]:
-        capacity, code, end, values_at = self._layout(numel)
-        count = int.from_bytes(bytes(body[:_COUNT_BYTES].tolist()), "little")
-        indices = decode_indices(code, body[_COUNT_BYTES:end], count, capacity=capacity, numel=numel)
-        return indices, self._unpack_values(body[values_at:], capacity, key)[:count]
+        capacity, _, _, values_at = self._layout(numel)
+        indices = self.unpack_positions(body, numel)
+        return indices, self._unpack_values(body[values_at:], capacity, key)[: indices.numel()]

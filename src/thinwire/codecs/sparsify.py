@@ -285,6 +285,9 @@ class RandomK(SparseCodec):
     ) -> Tensor:
         return super().encode_remembering(memory, gradient, draw=self._own(draw), state=state)
 
+    def encode_taking(self, x: Tensor, *, draw: Draw | None = None, state: State | None = None) -> Tensor:
+        return super().encode_taking(x, draw=self._own(draw), state=state)
+
     def _positions(self, numel: int, key: Key, device: torch.device) -> Tensor:
         return random_positions(numel, self.k(numel), key.fold(_POSITIONS), device=device)
 
@@ -317,10 +320,14 @@ class RandomK(SparseCodec):
             )
         return self.values
 
+    def chosen(self, x: Tensor, *, draw: Draw | None = None) -> Selection:
+        """Positions and values of flat float32 `x` that travel; if `shared`, all ranks choose the same positions."""
+        return self._select(x, self._own(draw).key(), {})
+
     def to_sum(self, x: Tensor, *, draw: Draw | None = None, scale: Tensor | None = None) -> Tensor:
         """The k values to all-reduce; every rank gives the same draw (its rank is ignored). No scale is needed."""
         flat = x.detach().reshape(-1).to(torch.float32)
-        return self._summing().to_sum(self._select(flat, self._own(draw).key(), {}).values)
+        return self._summing().to_sum(self.chosen(flat, draw=draw).values)
 
     def from_sum(self, total: Tensor, *, numel: int, draw: Draw | None = None) -> Tensor:
         """The all-reduced values in their places, flat float32 of `numel` elements."""

@@ -1,18 +1,11 @@
 """How n tensors become their mean. Lower-case names build exchanges: `two_shot(4)`."""
 
-from .declared import (
-    AllGather,
-    AllReduce,
-    Exchange,
-    Local,
-    SharedTopK,
-    TwoShot,
-    all_gather,
-    all_reduce,
-    local,
-    shared_top_k,
-    two_shot,
-)
+from .all_gather import AllGather, all_gather
+from .all_reduce import AllReduce, all_reduce
+from .base import Exchange
+from .local import Local, local
+from .shared_top_k import SharedTopK, shared_top_k
+from .two_shot import TwoShot, two_shot
 
 __all__ = [
     "AllGather",

@@ -1,34 +1,130 @@
-"""A network in one process: n ranks encode, all messages are decoded and averaged. For trying out and for tests."""
+"""A network in one process: n ranks, each in a thread of its own. For trying out and for tests."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, overload
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..codecs.base import Codec, State
-from ..codecs.global_qsgd import GlobalQsgd
-from ..codecs.low_rank import LowRank
-from ..draw import Draw
-from ..errors import OptionError, RecipeError
-from .declared import AllGather, AllReduce, Local
+from ..comm import Network, Op, Wait
+from ..errors import OptionError
+from ..memory import RunningMemory
+from .base import Part
+from .carrier import Carrier
 
 if TYPE_CHECKING:
     from ..recipe import Recipe  # recipes know exchanges, not the other way round
 
 _ONLY = "gradient"  # the name of tensors that come without one
+_T = TypeVar("_T")
+
+
+class _Meeting:
+    """Where the ranks meet: everybody brings something, everybody sees all of it."""
+
+    def __init__(self, world_size: int) -> None:
+        self.barrier = threading.Barrier(world_size)
+        self.brought: list[Any] = [None] * world_size
+
+    def exchange(self, rank: int, mine: object, use: Callable[[list[Any]], _T]) -> _T:
+        self.brought[rank] = mine
+        self.barrier.wait()
+        seen = use(self.brought)
+        self.barrier.wait()  # nobody changes what others still read
+        return seen
+
+
+class LocalNetwork(Network):
+    """The collectives between threads of one process, added in rank order.
+
+    >>> LocalNetwork.alone().all_reduce(torch.tensor([1.0]))
+    tensor([1.])
+    """
+
+    def __init__(self, rank: int, meeting: _Meeting) -> None:
+        super().__init__(rank, len(meeting.brought))
+        self._meeting = meeting
+
+    @classmethod
+    def alone(cls) -> LocalNetwork:
+        return cls.of(1)[0]
+
+    @classmethod
+    def of(cls, world_size: int) -> list[LocalNetwork]:
+        """One for every rank."""
+        meeting = _Meeting(world_size)
+        return [cls(rank, meeting) for rank in range(world_size)]
+
+    def abort(self) -> None:
+        """Let nobody wait for a rank that failed."""
+        self._meeting.barrier.abort()
+
+    def _all_reduce(self, tensor: Tensor, op: Op) -> Wait:
+        def combined(all_ranks: list[Tensor]) -> Tensor:
+            total = all_ranks[0].clone()
+            for other in all_ranks[1:]:
+                total = total + other if op == "sum" else torch.maximum(total, other)
+            return total
+
+        return lambda: tensor.copy_(self._meeting.exchange(self.rank, tensor, combined))
+
+    def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait:
+        return lambda: self._meeting.exchange(self.rank, tensor, lambda rows: torch.stack(rows, out=out))
+
+    def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait:
+        def mine(all_ranks: list[Tensor]) -> Tensor:
+            return torch.stack([theirs[self.rank] for theirs in all_ranks], out=out)
+
+        return lambda: self._meeting.exchange(self.rank, rows, mine)
+
+    def _broadcast(self, tensor: Tensor, source: int) -> Wait:
+        return lambda: tensor.copy_(self._meeting.exchange(self.rank, tensor, lambda all_: all_[source].clone()))
+
+    def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Wait:
+        def receive(all_ranks: list[Mapping[int, Tensor]]) -> None:
+            for peer, tensor in incoming.items():
+                tensor.copy_(all_ranks[peer][self.rank])
+
+        return lambda: self._meeting.exchange(self.rank, outgoing, receive)
+
+
+def on_all_ranks(networks: Sequence[LocalNetwork], work: Callable[[LocalNetwork], _T]) -> list[_T]:
+    """The results of `work` for every rank, each run in a thread; the first error is raised here.
+
+    >>> on_all_ranks(LocalNetwork.of(3), lambda network: network.all_reduce(torch.tensor([network.rank])).item())
+    [3, 3, 3]
+    """
+    results: dict[int, _T] = {}
+    errors: list[BaseException] = []
+
+    def run(network: LocalNetwork) -> None:
+        try:
+            results[network.rank] = work(network)
+        except threading.BrokenBarrierError:
+            pass  # another rank failed and says why
+        except BaseException as error:
+            errors.append(error)
+            network.abort()
+
+    threads = [threading.Thread(target=run, args=(network,), daemon=True) for network in networks[1:]]
+    for thread in threads:
+        thread.start()
+    run(networks[0])
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[network.rank] for network in networks]
 
 
 class LocalGroup:
     """All ranks of a recipe in this process, each with its own memory, codec state and random draws.
 
-    Stands in for `all_gather` and `all_reduce`, where the result is the mean of what the messages say; the scale of
-    `global_qsgd` and the factors of `low_rank` are shared between the ranks as an all-reduce shares them. If the
-    gradient of any rank is not finite, neither is the mean, and no memory changes: GradScaler will skip the step.
+    It runs the same exchanges as real processes do, over a network of threads. If the gradient of any rank is not
+    finite, neither is the mean, and no memory changes: GradScaler will skip the step.
 
     >>> import torch
     >>> from thinwire import parse
@@ -40,17 +136,23 @@ class LocalGroup:
     """
 
     def __init__(self, recipe: Recipe, world_size: int, *, seed: int = 0) -> None:
-        if not isinstance(recipe.exchange, (AllGather, AllReduce, Local)):
-            raise RecipeError(
-                f"LocalGroup has no {recipe.exchange.name}: write all_gather, all_reduce or local in its place"
-            )
         if world_size < 1:
             raise OptionError(f"a group has at least 1 rank, got world_size {world_size}")
         self.recipe = recipe
         self.world_size = world_size
         self.seed = seed
-        self.memories = [recipe.memory.start() for _ in range(world_size)] if recipe.memory else []
-        self._states: list[dict[str, State]] = [{} for _ in range(world_size)]
+        self._carriers = [Carrier(recipe, seed=seed) for _ in range(world_size)]
+        self._networks = LocalNetwork.of(world_size)
+
+    @property
+    def memories(self) -> list[RunningMemory]:
+        """What every rank remembers, if the recipe has a memory."""
+        return [carrier.memory for carrier in self._carriers if carrier.memory is not None]
+
+    @property
+    def networks(self) -> list[LocalNetwork]:
+        """The rank's sides of the network, which count what would have been sent."""
+        return self._networks
 
     @overload
     def mean(self, tensors: Sequence[Tensor], step: int) -> Tensor: ...
@@ -60,102 +162,41 @@ class LocalGroup:
 
     def mean(self, tensors: Sequence[Tensor] | Sequence[Mapping[str, Tensor]], step: int) -> Tensor | dict[str, Tensor]:
         """The mean over the ranks as the recipe delivers it: of one tensor a rank, or of named tensors."""
+        first: Tensor | dict[str, Tensor] = self.means(tensors, step)[0]
+        return first
+
+    def means(self, tensors: Sequence[Tensor] | Sequence[Mapping[str, Tensor]], step: int) -> list[Any]:
+        """What every rank gets: the same bits."""
         if len(tensors) != self.world_size:
             raise OptionError(f"this group has {self.world_size} ranks, {len(tensors)} gave tensors: give one each")
-        plain = [gradient for gradient in tensors if isinstance(gradient, Tensor)]
-        if plain:
-            return self._mean_of(_ONLY, plain, step)
-        named = [gradients for gradients in tensors if not isinstance(gradients, Tensor)]
-        if any(gradients.keys() != named[0].keys() for gradients in named):
+        plain: list[Mapping[str, Tensor]] = [{_ONLY: given} for given in tensors if isinstance(given, Tensor)]
+        named = plain or [gradients for gradients in tensors if not isinstance(gradients, Tensor)]
+        self._check(named)
+
+        def work(network: LocalNetwork) -> dict[str, Tensor]:
+            return self._rank(self._carriers[network.rank], named[network.rank], network, step)
+
+        results = on_all_ranks(self._networks, work)
+        return [rank[_ONLY] for rank in results] if plain else results
+
+    def _check(self, named: Sequence[Mapping[str, Tensor]]) -> None:
+        if len(named) != self.world_size or any(gradients.keys() != named[0].keys() for gradients in named):
             raise OptionError("the ranks name different tensors: give the same parameters on every rank")
-        return {name: self._mean_of(name, [rank[name] for rank in named], step) for name in named[0]}
+        for name, first in named[0].items():
+            if any(gradients[name].shape != first.shape for gradients in named):
+                raise OptionError(
+                    f"the shapes of {name} differ between the ranks: give the same parameter on every rank"
+                )
 
-    def _mean_of(self, name: str, gradients: list[Tensor], step: int) -> Tensor:
-        first = gradients[0]
-        if len(gradients) != self.world_size or any(gradient.shape != first.shape for gradient in gradients):
-            raise OptionError(f"the shapes of {name} differ between the ranks: give the same parameter on every rank")
-        draws = [Draw(seed=self.seed, step=step, stream=name, rank=rank) for rank in range(self.world_size)]
-        codec = self.recipe.codec
-        summing = not isinstance(self.recipe.exchange, AllGather)
-        if not all(kernels.all_finite(gradient) for gradient in gradients):
-            total = self._sum_of([codec.encode(x, draw=draw) for x, draw in zip(gradients, draws, strict=True)], first)
-        elif isinstance(codec, GlobalQsgd) and summing:
-            total = self._shared_scale_sum(codec, name, gradients, draws)
-        elif isinstance(codec, LowRank) and summing and codec.pays(tuple(first.shape)):
-            total = self._factor_sum(codec, name, gradients, draws)
-        else:
-            total = self._sum_of(
-                [self._encode(name, *rank) for rank in enumerate(zip(gradients, draws, strict=True))], first
-            )
-        return (total / self.world_size).view(first.shape).to(first.dtype)
-
-    # ------------------------------------------------------------------------------------------ messages of ranks
-
-    def _encode(self, name: str, rank: int, given: tuple[Tensor, Draw]) -> Tensor:
-        gradient, draw = given
-        if self.memories:
-            return self.memories[rank].encode(self.recipe.codec, gradient, name=name, draw=draw)
-        return self.recipe.codec.encode(gradient, draw=draw, state=self._state(name, rank))
-
-    def _sum_of(self, messages: list[Tensor], like: Tensor) -> Tensor:
-        """Added in rank order, so that every rank would get the same bits."""
-        total = torch.zeros(like.numel(), dtype=torch.float32, device=like.device)
-        for message in messages:
-            self.recipe.codec.add(message, total, shape=tuple(like.shape))
-        return total
-
-    def _state(self, name: str, rank: int) -> State:
-        codec: Codec = self.recipe.codec
-        if self.memories:
-            return self.memories[rank].codec_state(codec, name=name)
-        return self._states[rank].setdefault(name, codec.new_state())
-
-    # ------------------------------------------------------------------------- sums that the ranks prepare together
-
-    def _compensated(self, name: str, gradients: list[Tensor]) -> list[Tensor]:
-        if not self.memories:
-            return [gradient.detach().to(torch.float32) for gradient in gradients]
-        return [m.compensate(gradient, name=name) for m, gradient in zip(self.memories, gradients, strict=True)]
-
-    def _shared_scale_sum(self, codec: GlobalQsgd, name: str, gradients: list[Tensor], draws: list[Draw]) -> Tensor:
-        n = self.world_size
-        inputs = self._compensated(name, gradients)
-        norms = torch.stack([codec.local_norm(x) for x in inputs])
-        scale = codec.scale_from(norms.amax(dim=0) if codec.combination == "max" else norms.sum(dim=0))
-        codes = [codec.to_sum(x, scale=scale, world_size=n, draw=d) for x, d in zip(inputs, draws, strict=True)]
-        for memory, x, own in zip(self.memories, inputs, codes, strict=bool(self.memories)):
-            memory.remember(x, codec.from_sum(own, scale=scale, world_size=n).view(x.shape), name=name)
-        if codec.addition == "sum":
-            total = functools.reduce(torch.add, codes)  # in the codes' own narrow type, as on the wire
-        else:
-            total = self._tree_sum(codec, codes, draws[0])
-        return codec.from_sum(total, scale=scale, world_size=n)
-
-    def _tree_sum(self, codec: GlobalQsgd, codes: list[Tensor], draw: Draw) -> Tensor:
-        """Exponential codes, neighbour with neighbour, until one is left; every addition has a draw of its own."""
-        fresh = self.world_size  # ranks below draw for encoding
-        while len(codes) > 1:
-            level = []
-            for left, right in zip(codes[::2], codes[1::2], strict=False):
-                level.append(codec.add_codes(left, right, Draw(draw.seed, draw.step, draw.stream, fresh)))
-                fresh += 1
-            codes = level + codes[2 * len(level) :]
-        return codes[0]
-
-    def _factor_sum(self, codec: LowRank, name: str, gradients: list[Tensor], draws: list[Draw]) -> Tensor:
-        inputs = self._compensated(name, gradients)
-        states = [self._state(name, rank) for rank in range(self.world_size)]
-        for _ in range(codec.iterations):
-            lefts = [codec.left(x, state=s, draw=d) for x, s, d in zip(inputs, states, draws, strict=True)]
-            p = codec.orthonormal(self._factor_mean(codec, lefts))
-            q = self._factor_mean(codec, [codec.right(x, p) for x in inputs])
-            for state in states:
-                codec.warm(state, q)
-        mean = codec.restore(p, q, tuple(gradients[0].shape))
-        for memory, x in zip(self.memories, inputs, strict=bool(self.memories)):
-            memory.remember(x, mean, name=name)
-        return mean.reshape(-1) * self.world_size
-
-    def _factor_mean(self, codec: LowRank, factors: list[Tensor]) -> Tensor:
-        sent = [codec.factors.decode(codec.factors.encode(factor), shape=tuple(factor.shape)) for factor in factors]
-        return functools.reduce(torch.add, sent) / self.world_size
+    @staticmethod
+    def _rank(carrier: Carrier, gradients: Mapping[str, Tensor], network: LocalNetwork, step: int) -> dict[str, Tensor]:
+        means, finite = {}, True
+        for name, gradient in gradients.items():
+            shape = tuple(gradient.shape)
+            parts = [Part(name, shape, 0, gradient.numel())]
+            flat = gradient.detach().reshape(-1).to(torch.float32, copy=True)
+            delivery = carrier.carry(name, flat, network=network, step=step, parts=parts)
+            means[name] = delivery.mean.view(shape).to(gradient.dtype)
+            finite &= delivery.finite
+        carrier.settle(finite=finite)
+        return means

@@ -68,12 +68,28 @@ class RunningMemory(ABC):
     # -------------------------------------------------------- two steps, where the sent part is known afterwards
 
     @abstractmethod
-    def compensate(self, gradient: Tensor, *, name: str) -> Tensor:
-        """u, the gradient with what was remembered, as new float32 memory; changes nothing that is remembered."""
+    def compensate(self, gradient: Tensor, *, name: str, out: Tensor | None = None) -> Tensor:
+        """u, the gradient with what was remembered, float32; changes nothing that is remembered.
+
+        It is written to `out`, which may be the gradient itself, or to new memory.
+        """
 
     @abstractmethod
     def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
         """Keep u - sent; nothing changes if either is not finite."""
+
+    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None) -> Tensor:
+        """`rest`, what an exchange left of u, is what is remembered from now on: the tensor itself, not a copy.
+
+        `positions` are those that a sparse codec sent. Returns the tensor that held the residual before, which may now
+        be used for the next u. Nothing is checked: who calls this knows that the step was finite on all ranks.
+        """
+        kept = self._kept_of(name, rest)
+        kept["residual"], spare = rest, kept["residual"]
+        return spare
+
+    def discard(self, *, name: str) -> None:  # noqa: B027  # most memories prepare nothing
+        """Forget that `compensate` was called: the step is skipped, and memory stays as it is."""
 
     def give_back(self, sent: Tensor, *, name: str, codec: Codec | None = None) -> None:
         """Return what was encoded but never delivered: a message together with its codec, or the decoded tensor."""

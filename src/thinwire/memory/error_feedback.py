@@ -68,10 +68,9 @@ class ErrorFeedbackMemory(RunningMemory):
             residual *= self.decay
         return codec.encode_remembering(residual, gradient, draw=draw, state=state)
 
-    def compensate(self, gradient: Tensor, *, name: str) -> Tensor:
+    def compensate(self, gradient: Tensor, *, name: str, out: Tensor | None = None) -> Tensor:
         residual = self._kept_of(name, gradient)["residual"]
-        old = residual if self.decay == 1.0 else residual * self.decay
-        return old + gradient.detach().to(torch.float32)
+        return torch.add(gradient.detach().to(torch.float32), residual, alpha=self.decay, out=out)
 
     def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
         rest = (u - sent).detach()

@@ -73,7 +73,8 @@ class MomentumMemory(RunningMemory):
     def __init__(self, options: MomentumCorrection) -> None:
         super().__init__()
         self.options = options
-        self._advanced: dict[str, Tensor] = {}  # momenta between compensate and remember
+        self._advanced: dict[str, Tensor] = {}  # momenta between compensate and remember or keep
+        self._spare: dict[str, Tensor] = {}  # tensors that hold no momentum any more
 
     def momentum(self, name: str) -> Tensor:
         """The momentum of a parameter: the live tensor, clone it to keep it."""
@@ -105,17 +106,34 @@ class MomentumMemory(RunningMemory):
             kept["momentum"].view(-1)[positions.to(torch.int64)] = 0.0
         return message
 
-    def compensate(self, gradient: Tensor, *, name: str) -> Tensor:
+    def compensate(self, gradient: Tensor, *, name: str, out: Tensor | None = None) -> Tensor:
         kept = self._kept_of(name, gradient)
-        advanced = kept["momentum"].clone()
-        u = kept["residual"] + self._step(advanced, gradient.detach().to(torch.float32))
+        advanced = self._spare.pop(name, None)
+        advanced = kept["momentum"].clone() if advanced is None else advanced.copy_(kept["momentum"])
+        growth = self._step(advanced, gradient.detach().to(torch.float32))
         self._advanced[name] = advanced
-        return u
+        return torch.add(kept["residual"], growth, out=out)
 
-    def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
+    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None) -> Tensor:
+        advanced = self._prepared(name)
+        if self.options.masking and positions is not None:
+            advanced.view(-1)[positions.to(torch.int64)] = 0.0
+        kept = self._kept_of(name, rest)
+        kept["momentum"], self._spare[name] = advanced, kept["momentum"]
+        return super().keep(rest, name=name)
+
+    def discard(self, *, name: str) -> None:
+        if name in self._advanced:
+            self._spare[name] = self._advanced.pop(name)
+
+    def _prepared(self, name: str) -> Tensor:
         advanced = self._advanced.pop(name, None)
         if advanced is None:
             raise StateError(f"remember({name}) follows compensate({name}) of the same step: call compensate first")
+        return advanced
+
+    def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
+        advanced = self._prepared(name)
         rest = (u - sent).detach()
         kept = self._kept_of(name, rest)
         if not kernels.all_finite(rest):
@@ -133,10 +151,12 @@ class MomentumMemory(RunningMemory):
     def reset(self) -> None:
         super().reset()
         self._advanced.clear()
+        self._spare.clear()
 
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)
         self._advanced.clear()
+        self._spare.clear()
 
 
 momentum_correction = MomentumCorrection

@@ -1,0 +1,284 @@
+"""The door to the network: the collectives that exchanges use, with a count of bytes and seconds.
+
+`Network` is what an exchange sees; `Communicator` is one over a torch.distributed group, the only file that calls
+collectives. Bytes are what this rank sends under the textbook algorithm (ring all-reduce and all-gather, direct
+all-to-all), so that they can be predicted; a broadcast is counted as the mean over the ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import ExchangeError, OptionError
+
+Op = Literal["sum", "max"]
+Wait = Callable[[], object]
+
+# Newest first: torch renames collectives and warns about the old names.
+_NAMES = {
+    "all_reduce": ("all_reduce",),
+    "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+    "all_to_all": ("all_to_all_single",),
+    "broadcast": ("broadcast",),
+    "swap": ("batch_isend_irecv",),
+}
+
+
+def collective(kind: str, module: ModuleType = dist) -> Callable[..., Any]:
+    """The function of `torch.distributed` that does this, under the newest name that this version of torch has.
+
+    >>> collective("all_reduce").__name__
+    'all_reduce'
+    """
+    for name in _NAMES[kind]:
+        if hasattr(module, name):
+            found: Callable[..., Any] = getattr(module, name)
+            return found
+    raise OptionError(f"this torch has none of {', '.join(_NAMES[kind])}: install torch 2.6 or newer")
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What has been sent: calls, bytes of this rank, seconds from start to end."""
+
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        return Traffic(self.calls - earlier.calls, self.bytes - earlier.bytes, self.seconds - earlier.seconds)
+
+
+class Pending:
+    """A collective under way. `wait()` returns when its tensors may be used, and counts it."""
+
+    def __init__(self, network: Network, kind: str, sent: int, wait: Wait | None) -> None:
+        self._network, self._kind, self._sent, self._wait = network, kind, sent, wait
+        self._begin = time.perf_counter()
+
+    def wait(self) -> None:
+        wait, self._wait = self._wait, None
+        if wait is None:
+            return
+        try:
+            wait()
+        except RuntimeError as failure:
+            raise self._network.failure(self._kind, failure) from failure
+        finally:
+            self._network._count(self._kind, self._sent, time.perf_counter() - self._begin)
+
+
+class Network(ABC):
+    """Collectives over `world_size` ranks, of which this is `rank`. All ranks call the same ones in the same order."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._traffic: dict[str, Traffic] = {}
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------- collectives
+
+    def start_all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> Pending:
+        """Begin to replace `tensor` by its sum or maximum over the ranks; the result has the same bits everywhere."""
+        sent = 2 * _bytes(tensor) * (self.world_size - 1) // self.world_size
+        return self._start("all_reduce", sent, lambda: self._all_reduce(tensor, op))
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> Tensor:
+        """`tensor`, in place, summed over the ranks (or the maximum)."""
+        self.start_all_reduce(tensor, op=op).wait()
+        return tensor
+
+    def all_gather(self, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """The tensors of all ranks as rows, in rank order."""
+        shape = (self.world_size, *tensor.shape)
+        out = tensor.new_empty(shape) if out is None else out.view(shape)
+        if self.world_size == 1:
+            out.copy_(tensor[None])
+            return out
+        sent = _bytes(tensor) * (self.world_size - 1)
+        self._start("all_gather", sent, lambda: self._all_gather(out, tensor.contiguous())).wait()
+        return out
+
+    def all_to_all(self, rows: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Row j goes to rank j; what comes back has the row from rank j in place j."""
+        if rows.shape[0] != self.world_size:
+            raise OptionError(f"all_to_all needs one row for each of {self.world_size} ranks, got {rows.shape[0]}")
+        out = torch.empty_like(rows) if out is None else out
+        if self.world_size == 1:
+            return out.copy_(rows)
+        sent = _bytes(rows) * (self.world_size - 1) // self.world_size
+        self._start("all_to_all", sent, lambda: self._all_to_all(out, rows.contiguous())).wait()
+        return out
+
+    def broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
+        """`tensor`, in place, as rank `source` has it."""
+        sent = _bytes(tensor) * (self.world_size - 1) // self.world_size
+        self._start("broadcast", sent, lambda: self._broadcast(tensor, source)).wait()
+        return tensor
+
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Send to some ranks and receive from some, all at once: what neighbours in a graph do."""
+        if outgoing.keys() or incoming.keys():
+            self._start("swap", sum(map(_bytes, outgoing.values())), lambda: self._swap(outgoing, incoming)).wait()
+
+    def _start(self, kind: str, sent: int, launch: Callable[[], Wait]) -> Pending:
+        if self.world_size == 1:
+            return Pending(self, kind, 0, None)
+        try:
+            return Pending(self, kind, sent, launch())
+        except RuntimeError as failure:
+            raise self.failure(kind, failure) from failure
+
+    def failure(self, kind: str, cause: RuntimeError) -> ExchangeError:
+        """What to raise when a collective did not come to its end."""
+        why = " ".join(str(cause).split())
+        return ExchangeError(f"{kind} between {self.world_size} ranks failed on rank {self.rank}: {why}")
+
+    # ------------------------------------------------------------------------------------- what a network defines
+
+    @abstractmethod
+    def _all_reduce(self, tensor: Tensor, op: Op) -> Wait: ...
+
+    @abstractmethod
+    def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait: ...
+
+    @abstractmethod
+    def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait: ...
+
+    @abstractmethod
+    def _broadcast(self, tensor: Tensor, source: int) -> Wait: ...
+
+    @abstractmethod
+    def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Wait: ...
+
+    # ---------------------------------------------------------------------------------------------- counting
+
+    def _count(self, kind: str, sent: int, seconds: float) -> None:
+        with self._lock:
+            traffic = self._traffic.setdefault(kind, Traffic())
+            traffic.calls += 1
+            traffic.bytes += sent
+            traffic.seconds += seconds
+
+    @property
+    def traffic(self) -> Traffic:
+        """Everything so far; subtract two of them to know what went between."""
+        with self._lock:
+            kinds = list(self._traffic.values())
+            return Traffic(sum(t.calls for t in kinds), sum(t.bytes for t in kinds), sum(t.seconds for t in kinds))
+
+    def traffic_by_kind(self) -> dict[str, Traffic]:
+        """The same for each collective."""
+        with self._lock:
+            return {kind: dataclasses.replace(traffic) for kind, traffic in self._traffic.items()}
+
+
+class Communicator(Network):
+    """The collectives of a torch.distributed group (gloo or NCCL), None for the default group.
+
+    >>> from torch.distributed import HashStore, init_process_group, destroy_process_group
+    >>> init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    >>> comm = Communicator()
+    >>> comm.all_gather(torch.tensor([1.0, 2.0]))
+    tensor([[1., 2.]])
+    >>> comm.traffic.bytes  # alone, nothing is sent
+    0
+    >>> destroy_process_group()
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_initialized():
+            raise OptionError("there is no process group: call torch.distributed.init_process_group first")
+        self._group: dist.ProcessGroup | None = dist.group.WORLD if group is None else group
+        super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
+        self._own = False
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise ExchangeError("this communicator was closed")
+        return self._group
+
+    @property
+    def timeout(self) -> timedelta | None:
+        """How long a collective of this group may take, where torch tells."""
+        for device in self.group._device_types:
+            options = getattr(self.group._get_backend(device), "options", None)
+            if isinstance(found := getattr(options, "_timeout", None), timedelta):
+                return found
+        return None
+
+    def twin(self) -> Communicator:
+        """Another group of the same ranks, for another thread; all ranks call it at the same place.
+
+        It shares the timeout but no queue, so that two threads can each keep their own order.
+        """
+        ranks = dist.get_process_group_ranks(self.group)
+        # Ranks outside a subgroup do not know that its members make another one.
+        alone = len(ranks) != dist.get_world_size()
+        try:
+            group = dist.new_group(
+                ranks, timeout=self.timeout, backend=dist.get_backend(self.group), use_local_synchronization=alone
+            )
+        except RuntimeError as failure:
+            raise self.failure("new_group", failure) from failure
+        twin = Communicator(group)
+        twin._own = True
+        return twin
+
+    def close(self) -> None:
+        """Release the connections, if this communicator made them."""
+        group, self._group = self._group, None
+        if self._own and group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+    # -------------------------------------------------------------------------------------- torch.distributed
+
+    def _all_reduce(self, tensor: Tensor, op: Op) -> Wait:
+        operation = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+        return _waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True))
+
+    def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait:
+        flat = out.view(-1)  # gloo takes rows as one long tensor only
+        return _waiter(collective("all_gather")(flat, tensor.view(-1), group=self.group, async_op=True))
+
+    def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait:
+        return _waiter(collective("all_to_all")(out, rows, group=self.group, async_op=True))
+
+    def _broadcast(self, tensor: Tensor, source: int) -> Wait:
+        root = dist.get_global_rank(self.group, source)
+        return _waiter(collective("broadcast")(tensor, src=root, group=self.group, async_op=True))
+
+    def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Wait:
+        def far(peer: int) -> int:
+            return dist.get_global_rank(self.group, peer)
+
+        operations = [dist.P2POp(dist.irecv, tensor, far(peer), self.group) for peer, tensor in incoming.items()]
+        operations += [dist.P2POp(dist.isend, tensor, far(peer), self.group) for peer, tensor in outgoing.items()]
+        works = collective("swap")(operations)
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+
+        return wait
+
+
+def _waiter(work: dist.Work) -> Wait:
+    return work.wait
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,77 @@
+"""All-gather: every rank gets every message and adds them in rank order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..codecs.base import Codec, Shape
+from ..codecs.sparse import SparseCodec
+from ..comm import Network
+from .base import EXACT_BYTES, Cargo, Delivery, Exchange, delivered, message_bytes, sum_rows
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AllGather(Exchange):
+    """Every rank gets every message and adds them in rank order: for any codec; traffic grows with the ranks.
+
+    >>> from thinwire.codecs import top_k
+    >>> AllGather().accepts(top_k(0.01)) is None
+    True
+    >>> AllGather().sent_bytes(top_k(0.01), 1_000_000, world_size=4) == 3 * top_k(0.01).wire_bytes(1_000_000)
+    True
+    """
+
+    name = "all_gather"
+
+    def accepts(self, codec: Codec) -> str | None:
+        return None
+
+    def sent_bytes(
+        self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
+    ) -> int:
+        return (world_size - 1) * (message_bytes(codec, numel, shapes) + EXACT_BYTES * exact)
+
+    def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
+        messages = self._encoded(codec, cargo)
+        sizes = [message.numel() for message in messages]
+        row = torch.cat([*messages, cargo.exact.view(torch.uint8)])
+        rows = network.all_gather(row)
+        scale = 1.0 / network.world_size
+        exact = sum_rows(rows[:, sum(sizes) :], scale)
+        out = cargo.blank()
+        if isinstance(codec, SparseCodec):
+            if cargo.u.numel() == 0:
+                return delivered(out, exact)
+            return delivered(out, exact, finite=self._scatter(codec, cargo, rows[:, : sizes[0]], out, network.rank))
+        for row in rows:
+            place = 0
+            for (x, _, _, shape), size in zip(cargo.messages(codec), sizes, strict=True):
+                start = x.storage_offset() - cargo.u.storage_offset()
+                codec.add(row[place : place + size], out[start : start + x.numel()], shape=shape)
+                place += size
+        return delivered(out.mul_(scale), exact)
+
+    @staticmethod
+    def _encoded(codec: Codec, cargo: Cargo) -> list[Tensor]:
+        encode = codec.encode_taking if cargo.remembers else codec.encode
+        return [encode(x, draw=draw, state=state) for x, draw, state, _ in cargo.messages(codec)]
+
+    @staticmethod
+    def _scatter(codec: SparseCodec, cargo: Cargo, rows: Tensor, out: Tensor, rank: int) -> bool:
+        """Add what was received, and nothing else is touched; whether all of it was finite."""
+        finite = True
+        for sender, row in enumerate(rows):
+            positions, values = codec.decode_sparse(row, numel=out.numel())
+            finite &= kernels.all_finite(values)
+            kernels.scatter_add(out, positions, values * (1.0 / len(rows)))
+            if sender == rank:
+                cargo.positions = positions
+        return finite
+
+
+all_gather = AllGather

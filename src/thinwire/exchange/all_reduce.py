@@ -1,0 +1,132 @@
+"""All-reduce: the network itself adds the messages, so traffic does not grow with the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..codecs.base import Codec, Shape
+from ..codecs.cast import Bf16, Fp8, Fp16, Fp32
+from ..codecs.global_qsgd import GlobalQsgd
+from ..codecs.low_rank import LowRank
+from ..codecs.quantize import Natural
+from ..codecs.sparsify import RandomK
+from ..comm import Network
+from . import factors, global_scale
+from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Exchange, delivered, ring_bytes
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class AllReduce(Exchange):
+    """The network adds the messages: for dense tensors and for codecs whose messages can be added.
+
+    Numbers are divided by the number of ranks before they are added, so that a sum leaves its type only if the mean
+    does. `global_qsgd` agrees on a scale first; `low_rank` averages its two factors one after the other.
+
+    >>> from thinwire.codecs import bf16, top_k
+    >>> AllReduce().accepts(bf16()) is None
+    True
+    >>> AllReduce().accepts(top_k(0.01))
+    'top_k keeps other positions on every rank, so its messages cannot be added: use all_gather, or shared_top_k'
+    >>> AllReduce().sent_bytes(bf16(), 1_000_000, world_size=4)
+    3000000
+    """
+
+    name = "all_reduce"
+
+    def accepts(self, codec: Codec) -> str | None:
+        if codec.linear:
+            return None
+        if isinstance(codec, RandomK):
+            values = codec.values if isinstance(codec.values, FLOATS) else Bf16()
+            shared = dataclasses.replace(codec, shared=True, values=values)
+            return f"messages of {codec.spec()} cannot be added: write {shared.spec()}, or use all_gather"
+        if codec.sparse:
+            return (
+                f"{codec.name} keeps other positions on every rank, so its messages cannot be added: "
+                "use all_gather, or shared_top_k"
+            )
+        if isinstance(codec, (Fp8, Natural)):
+            return f"the network cannot add numbers in {codec.name}: use bf16, all_gather or two_shot"
+        return (
+            f"{codec.name} writes the values of every rank on a scale of its own, so its messages cannot be added: "
+            "use global_qsgd, all_gather or two_shot"
+        )
+
+    def sent_bytes(
+        self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
+    ) -> int:
+        if isinstance(codec, GlobalQsgd):
+            return global_scale.sent_bytes(codec, numel, world_size=world_size, exact=exact)
+        if isinstance(codec, LowRank):
+            return factors.sent_bytes(codec, world_size=world_size, exact=exact, shapes=shapes)
+        values, floats = (codec.k(numel), codec.values) if isinstance(codec, RandomK) else (numel, codec)
+        assert isinstance(floats, FLOATS)
+        return floats_bytes(floats, values, exact, world_size)
+
+    def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
+        if isinstance(codec, GlobalQsgd):
+            return global_scale.mean(codec, cargo, network)
+        if isinstance(codec, LowRank):
+            return factors.mean(codec, cargo, network)
+        if isinstance(codec, RandomK):
+            return _random_mean(codec, cargo, network)
+        assert isinstance(codec, FLOATS)
+        return _dense_mean(codec, cargo, network)
+
+
+def floats_bytes(codec: Fp32 | Fp16 | Bf16, values: int, exact: int, world_size: int) -> int:
+    """What a rank sends in `sum_floats`."""
+    if isinstance(codec, Fp32):
+        return ring_bytes(4 * (values + exact), world_size)
+    return ring_bytes(codec.dtype.itemsize * values, world_size) + ring_bytes(EXACT_BYTES * exact, world_size)
+
+
+def sum_floats(codec: Fp32 | Fp16 | Bf16, values: Tensor, exact: Tensor, network: Network) -> tuple[Tensor, Tensor]:
+    """Both summed over the ranks: `values` as they come from `codec.to_sum`, `exact` in float32.
+
+    In float32 they travel as one message; else both are under way at the same time.
+    """
+    if isinstance(codec, Fp32) and values.numel() and exact.numel():
+        whole = network.all_reduce(torch.cat((values, exact)))
+        return whole[: values.numel()], whole[values.numel() :]
+    pending = network.start_all_reduce(exact) if exact.numel() else None
+    if values.numel():
+        network.all_reduce(values)
+    if pending is not None:
+        pending.wait()
+    return values, exact
+
+
+def _dense_mean(codec: Fp32 | Fp16 | Bf16, cargo: Cargo, network: Network) -> Delivery:
+    n = network.world_size
+    shares = torch.mul(cargo.u, 1.0 / n, out=cargo.out)
+    sent = shares if isinstance(codec, Fp32) else codec.to_sum(shares)
+    if cargo.remembers:
+        cargo.u.sub_(sent.to(torch.float32), alpha=n)
+    total, exact = sum_floats(codec, sent, cargo.exact * (1.0 / n), network)
+    return delivered(total if total is sent is shares else shares.copy_(total), exact)
+
+
+def _random_mean(codec: RandomK, cargo: Cargo, network: Network) -> Delivery:
+    """Positions need no agreement: every rank draws the same."""
+    n = network.world_size
+    values, exact, out = codec.values, cargo.exact * (1.0 / n), cargo.blank()
+    assert isinstance(values, FLOATS)
+    if cargo.u.numel() == 0:
+        return delivered(out, sum_floats(values, cargo.u, exact, network)[1])
+    chosen = codec.chosen(cargo.u, draw=cargo.draw)
+    cargo.positions = chosen.indices
+    sent = values.to_sum(chosen.values * (1.0 / n))
+    if cargo.remembers:
+        kernels.scatter_add(cargo.u, chosen.indices, values.from_sum(sent) * -n)
+    total, exact = sum_floats(values, sent, exact, network)
+    kernels.scatter_add(out, chosen.indices, values.from_sum(total))
+    return delivered(out, exact, finite=kernels.all_finite(total))
+
+
+all_reduce = AllReduce

@@ -1,0 +1,139 @@
+"""What every exchange is: one rank's tensors in, their mean over all ranks out, with the same bits on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..codecs.base import Codec, Shape, State
+from ..codecs.cast import Bf16, Fp16, Fp32
+from ..comm import Network
+from ..draw import Draw
+from ..stage import Stage
+
+FLOATS = (Fp32, Fp16, Bf16)  # what networks can add
+EXACT_BYTES = 4  # of an element that is not compressed
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Where in a flat tensor one parameter lies."""
+
+    name: str
+    shape: Shape
+    start: int
+    stop: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        return flat[self.start : self.stop]
+
+
+@dataclasses.dataclass
+class Cargo:
+    """What one rank brings to one exchange.
+
+    `u` holds the elements to compress (flat float32). With `remembers`, the exchange leaves in it what it did not send;
+    without, what is left in it means nothing. `exact` holds elements that travel uncompressed in the same messages.
+    """
+
+    u: Tensor
+    exact: Tensor
+    parts: Sequence[Part]
+    draw: Draw
+    state: State
+    remembers: bool = False
+    out: Tensor | None = None  # where the mean may be written; may not overlap u
+    back: Tensor | None = None  # what the second shot of two_shot did not send, of the piece this rank adds up
+    positions: Tensor | None = None  # set by exchanges of sparse codecs: what was sent
+
+    def blank(self) -> Tensor:
+        """Zeros for the mean, in the given place if there is one."""
+        return torch.zeros_like(self.u) if self.out is None else self.out.zero_()
+
+    def drawn(self, purpose: str, *, rank: int | None = None) -> Draw:
+        """A draw of its own for one message of several."""
+        rank = self.draw.rank if rank is None else rank
+        return dataclasses.replace(self.draw, stream=f"{self.draw.stream}/{purpose}", rank=rank)
+
+    def messages(self, codec: Codec) -> Iterator[tuple[Tensor, Draw, State, Shape | None]]:
+        """The tensors that become one message each: all of u, or every matrix if the codec needs to know its shape."""
+        if not codec.needs_shape:
+            if self.u.numel():
+                yield self.u, self.draw, self.state, None
+            return
+        for part in self.parts:
+            draw = dataclasses.replace(self.draw, stream=part.name)
+            yield part.of(self.u).view(part.shape), draw, self.state.setdefault(part.name, {}), part.shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """The mean of the compressed and of the exact elements, flat float32, and whether both are finite.
+
+    All three are the same on every rank.
+    """
+
+    mean: Tensor
+    exact: Tensor
+    finite: bool
+
+
+def delivered(mean: Tensor, exact: Tensor, *, finite: bool | None = None) -> Delivery:
+    """A delivery; where the exchange does not know whether the mean is finite, one more pass over it tells."""
+    if finite is None:
+        finite = kernels.all_finite(mean)
+    return Delivery(mean, exact, finite and kernels.all_finite(exact))
+
+
+def sum_rows(rows: Tensor, scale: float) -> Tensor:
+    """Rows of float32 written as bytes, times `scale`, added in rank order because the order decides the last bit."""
+    if rows.shape[1] == 0:
+        return rows.new_empty(0, dtype=torch.float32)
+    rows = rows.view(torch.float32)
+    total = rows[0] * scale
+    for row in rows[1:]:
+        total.add_(row, alpha=scale)
+    return total
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Exchange(Stage, ABC):
+    """Combines the tensors of all ranks into their mean, with the same bits on every rank."""
+
+    @abstractmethod
+    def accepts(self, codec: Codec) -> str | None:
+        """None if messages of this codec can travel this way, else one sentence that says what to write instead."""
+
+    @abstractmethod
+    def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
+        """The mean over all ranks. Every rank calls it with a cargo of the same sizes."""
+
+    @abstractmethod
+    def sent_bytes(
+        self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
+    ) -> int:
+        """What one rank sends, exactly and before running: `numel` elements compressed, `exact` ones as they are."""
+
+
+def ring_bytes(size: int, world_size: int) -> int:
+    """What a rank sends in a ring all-reduce of `size` bytes."""
+    return 2 * size * (world_size - 1) // world_size
+
+
+def message_bytes(codec: Codec, numel: int, shapes: Sequence[Shape]) -> int:
+    """The messages of one rank."""
+    if codec.needs_shape:
+        return sum(codec.wire_bytes(_product(shape), shape=shape) for shape in shapes)
+    return codec.wire_bytes(numel) if numel else 0
+
+
+def _product(shape: Shape) -> int:
+    product = 1
+    for side in shape:
+        product *= side
+    return product

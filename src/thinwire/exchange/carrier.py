@@ -1,0 +1,155 @@
+"""One rank's side of a recipe: what it remembers, what its codec carries on, and the step they belong to.
+
+A step is all or nothing. What an exchange leaves behind is kept aside until `settle`: if the mean of any tensor was not
+finite on any rank, the optimizer will skip the step, so every memory stays as it was before, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..codecs.base import State
+from ..comm import Network
+from ..draw import Draw
+from ..memory import RunningMemory
+from .base import Cargo, Delivery, Part
+
+if TYPE_CHECKING:
+    from ..recipe import Recipe  # recipes know exchanges, not the other way round
+
+
+@dataclasses.dataclass
+class Measured:
+    """How much of a tensor was sent, and how much is still owed; from one more pass over the data each."""
+
+    gain: float
+    memory_norm: float
+
+
+@dataclasses.dataclass
+class _Carried:
+    cargo: Cargo
+    idle: list[Part]
+
+
+class Carrier:
+    """Runs a recipe for one rank, tensor by tensor and step by step.
+
+    Tensors are known by name; several threads may carry different names at the same time.
+
+    >>> from thinwire import parse
+    >>> from thinwire.exchange.local_group import LocalNetwork
+    >>> carrier, alone = Carrier(parse("ef|top_k:0.5|all_gather")), LocalNetwork.alone()
+    >>> carrier.carry("w", torch.tensor([3.0, 1.0]), network=alone, step=0).mean
+    tensor([3., 0.])
+    >>> carrier.settle(finite=True)
+    >>> carrier.carry("w", torch.tensor([0.0, 1.0]), network=alone, step=1).mean
+    tensor([0., 2.])
+    """
+
+    def __init__(self, recipe: Recipe, *, seed: int = 0, memory: RunningMemory | None = None) -> None:
+        self.recipe = recipe
+        self.seed = seed
+        self.memory = memory if memory is not None or recipe.memory is None else recipe.memory.start()
+        self.states: dict[str, State] = {}
+        self.backs: dict[str, Tensor] = {}  # of two_shot with feedback
+        self._carried: dict[str, _Carried] = {}
+        self._spare: dict[str, Tensor] = {}
+
+    # --------------------------------------------------------------------------------------------- one tensor
+
+    def buffer(self, name: str, numel: int, device: torch.device) -> Tensor | None:
+        """Where the next u of this name may be written: what held a residual that is no longer needed."""
+        spare = self._spare.pop(name, None)
+        return spare if spare is not None and spare.numel() == numel and spare.device == device else None
+
+    def carry(
+        self,
+        name: str,
+        gradient: Tensor,
+        *,
+        network: Network,
+        step: int,
+        exact: Tensor | None = None,
+        parts: Sequence[Part] | None = None,
+        out: Tensor | None = None,
+        may_be_unused: bool = False,
+        flush: bool = False,
+    ) -> Delivery:
+        """The mean of flat float32 `gradient`, which is used up, and of the `exact` elements beside it.
+
+        `may_be_unused`: a parameter whose gradient is all zeros may be unused on every rank, and DDP then throws its
+        mean away; so nothing remembered of it is sent. `flush`: nothing is remembered after this step, because the
+        recipe sends all that is given to it.
+        """
+        exact = gradient.new_empty(0) if exact is None else exact
+        parts = (Part(name, tuple(gradient.shape), 0, gradient.numel()),) if parts is None else parts
+        draw = Draw(seed=self.seed, step=step, stream=name, rank=network.rank)
+        state = _copied(self.states.get(name) or self.recipe.codec.new_state())
+        back = self.backs.get(name)
+        cargo = Cargo(gradient, exact, parts, draw, state, self.memory is not None and not flush, out, back)
+        idle = []
+        if self.memory is not None and gradient.numel():
+            if may_be_unused:
+                idle = [part for part in parts if not part.of(gradient).any()]
+            shaped = _shaped(gradient, parts)
+            self.memory.compensate(shaped, name=name, out=shaped)
+            for part in idle:
+                part.of(gradient).zero_()
+        delivery = self.recipe.exchange.mean(self.recipe.codec, cargo, network)
+        self._carried[name] = _Carried(cargo, idle)
+        return delivery
+
+    def measure(self, name: str, offered: float) -> Measured:
+        """How the tensor just carried came through; `offered` is the squared norm of what was offered."""
+        rest = float(kernels.moments(self._carried[name].cargo.u).squares)
+        return Measured(1.0 - rest / offered if offered else 1.0, rest**0.5)
+
+    # ----------------------------------------------------------------------------------------------- one step
+
+    def settle(self, *, finite: bool) -> None:
+        """End the step: remember what was left of every tensor carried, or nothing if the step is not finite."""
+        carried, self._carried = self._carried, {}
+        for name, one in carried.items():
+            cargo = one.cargo
+            if finite:
+                self.states[name] = cargo.state
+                if cargo.back is not None:
+                    self.backs[name] = cargo.back
+            if self.memory is None or not cargo.u.numel():
+                continue
+            if not finite:
+                self.memory.discard(name=name)
+                self._spare[name] = cargo.u
+            elif not cargo.remembers:
+                self.memory.discard(name=name)
+            else:
+                for part in one.idle:
+                    part.of(cargo.u).add_(part.of(self.memory.residual(name).view(-1)))
+                rest = _shaped(cargo.u, cargo.parts)
+                self._spare[name] = self.memory.keep(rest, name=name, positions=cargo.positions).view(-1)
+
+    def rescale(self, factor: float) -> None:
+        """Follow a change of the loss scale."""
+        if self.memory is not None:
+            self.memory.rescale(factor)
+        for back in self.backs.values():
+            back *= factor
+        for state in self.states.values():
+            self.recipe.codec.rescale_state(state, factor)
+
+
+def _shaped(flat: Tensor, parts: Sequence[Part]) -> Tensor:
+    """What is remembered of a single parameter has its shape; of several in one tensor it is flat."""
+    return flat.view(parts[0].shape) if len(parts) == 1 else flat
+
+
+def _copied(state: Mapping[str, object]) -> State:
+    """Deep enough: codecs replace what is in a state, they do not change it in place."""
+    return {key: dict(value) if isinstance(value, dict) else value for key, value in state.items()}

@@ -1,0 +1,87 @@
+"""Global-QSGD: agree on a scale, then add integers (arXiv 2305.18627).
+
+One small all-reduce gives every rank the same scale, per bucket or per block. Linear codes are then summed by the
+network as int8: a rank uses 127 // n levels, so the sum never wraps. Exponential codes are no numbers that a network
+can add: every rank gets one piece of all ranks, adds its codes by the unbiased rule in a balanced tree, and all ranks
+collect the pieces.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..codecs.global_qsgd import GlobalQsgd
+from ..comm import Network
+from .base import EXACT_BYTES, Cargo, Delivery, delivered, ring_bytes
+
+_NORM_BYTES = 4
+
+
+def sent_bytes(codec: GlobalQsgd, numel: int, *, world_size: int, exact: int) -> int:
+    """What one rank sends."""
+    norms = _NORM_BYTES * kernels.blocks_of(numel, codec.block) if numel else 0
+    if codec.combination == "sum":
+        agreed = ring_bytes(norms + EXACT_BYTES * exact, world_size)
+    else:
+        agreed = ring_bytes(norms, world_size) + ring_bytes(EXACT_BYTES * exact, world_size)
+    if codec.addition == "sum":
+        return agreed + ring_bytes(numel, world_size)
+    return agreed + 2 * (world_size - 1) * _piece(numel, world_size)
+
+
+def mean(codec: GlobalQsgd, cargo: Cargo, network: Network) -> Delivery:
+    n = network.world_size
+    scale, exact = _agreed(codec, cargo, network)
+    if cargo.u.numel() == 0:
+        return delivered(cargo.blank(), exact)
+    codes = codec.to_sum(cargo.u, scale=scale, world_size=n, draw=cargo.draw)
+    if cargo.remembers:
+        cargo.u -= codec.from_sum(codes, scale=scale, world_size=n)
+    total = network.all_reduce(codes) if codec.addition == "sum" else _added(codec, codes, cargo, network)
+    # A scale that is not finite decodes to NaN on all ranks; codes are integers and always finite.
+    finite = kernels.all_finite(scale)
+    return delivered(codec.from_sum(total, scale=scale, world_size=n).mul_(1.0 / n), exact, finite=finite)
+
+
+def _agreed(codec: GlobalQsgd, cargo: Cargo, network: Network) -> tuple[Tensor, Tensor]:
+    """The scale of all ranks and the mean of the exact elements: in one message where both are sums."""
+    norms = codec.local_norm(cargo.u) if cargo.u.numel() else cargo.u.clone()
+    exact = cargo.exact * (1.0 / network.world_size)
+    if codec.combination == "sum":
+        both = network.all_reduce(torch.cat((norms, exact)))
+        return codec.scale_from(both[: norms.numel()]), both[norms.numel() :]
+    pending = network.start_all_reduce(exact) if exact.numel() else None
+    if norms.numel():
+        network.all_reduce(norms, op="max")
+    if pending is not None:
+        pending.wait()
+    return codec.scale_from(norms), exact
+
+
+def _piece(numel: int, world_size: int) -> int:
+    return -(-numel // world_size)
+
+
+def _added(codec: GlobalQsgd, codes: Tensor, cargo: Cargo, network: Network) -> Tensor:
+    """The sum of all ranks' codes, each piece added by one rank."""
+    n, numel = network.world_size, codes.numel()
+    if n == 1:
+        return codes
+    rows = codes.new_zeros(n, _piece(numel, n))
+    rows.view(-1)[:numel] = codes
+    received = network.all_to_all(rows)
+    return network.all_gather(_tree(codec, list(received), cargo, network)).view(-1)[:numel]
+
+
+def _tree(codec: GlobalQsgd, codes: list[Tensor], cargo: Cargo, network: Network) -> Tensor:
+    """Neighbour with neighbour until one is left; every addition of every piece has a draw of its own."""
+    addition = 0
+    while len(codes) > 1:
+        level = []
+        for left, right in zip(codes[::2], codes[1::2], strict=False):
+            level.append(codec.add_codes(left, right, cargo.drawn(f"sum{addition}", rank=network.rank)))
+            addition += 1
+        codes = level + codes[2 * len(level) :]
+    return codes[0]
