@@ -17,7 +17,7 @@ SOURCE = Path(thinwire.__file__).parent
 # A unit (a package or module directly under thinwire) may import units of earlier lines only.
 # A unit that is not listed may import every other, and none of these may import it.
 ORDER = [
-    {"errors", "draw", "theory", "topology"},
+    {"errors", "draw", "theory", "topology", "presets"},
     {"stage", "kernels", "comm", "observe"},
     {"codecs"},
     {"memory"},

@@ -235,7 +235,7 @@ REFUSED = {
     "ef|dgc|top_k:0.1|all_gather": "error_feedback and momentum_correction both keep what was not sent: keep one",
     "ef|top_k:0.1|all_gather|all_reduce": "all_gather and all_reduce both combine the ranks: keep one",
     "ef|top_k:0.1": "end it with an exchange, error_feedback|top_k:0.1|all_gather",
-    "bf16": "end it with an exchange, bf16|all_reduce",
+    "fp16": "end it with an exchange, fp16|all_reduce",
     "ef": "end it with an exchange, error_feedback|all_reduce",
     # codecs that do not go together
     "bf16|top_k:0.1|all_gather": "write top_k:0.1|bf16",

@@ -7,6 +7,7 @@ True
 """
 
 from . import theory
+from .attach import Link, attach
 from .codecs.base import Codec
 from .codecs.cast import bf16, fp8, fp16, fp32
 from .codecs.global_qsgd import global_qsgd
@@ -15,19 +16,26 @@ from .codecs.quantize import abs_max, min_max, natural, qsgd, sign, terngrad
 from .codecs.rotated import rotated
 from .codecs.sparsify import dgc_k, gaussian_k, random_k, top_k, trimmed_k
 from .codecs.threshold_k import threshold_k
+from .comm import Communicator
 from .draw import Draw
-from .errors import MessageError, OptionError, RecipeError, StateError, ThinwireError
+from .errors import AttachError, ExchangeError, MessageError, OptionError, RecipeError, StateError, ThinwireError
 from .exchange import Exchange, all_gather, all_reduce, local, shared_top_k, two_shot
 from .exchange.local_group import LocalGroup
 from .memory import Memory, error_feedback, momentum_correction
+from .presets import PRESETS
 from .recipe import Recipe, chain, parse
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PRESETS",
+    "AttachError",
     "Codec",
+    "Communicator",
     "Draw",
     "Exchange",
+    "ExchangeError",
+    "Link",
     "LocalGroup",
     "Memory",
     "MessageError",
@@ -40,6 +48,7 @@ __all__ = [
     "abs_max",
     "all_gather",
     "all_reduce",
+    "attach",
     "bf16",
     "chain",
     "dgc_k",

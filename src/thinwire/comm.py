@@ -85,6 +85,7 @@ class Network(ABC):
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.first_start: float | None = None  # time.perf_counter() of the first collective of this lap
         self._traffic: dict[str, Traffic] = {}
         self._lock = threading.Lock()
 
@@ -133,7 +134,12 @@ class Network(ABC):
         if outgoing.keys() or incoming.keys():
             self._start("swap", sum(map(_bytes, outgoing.values())), lambda: self._swap(outgoing, incoming)).wait()
 
+    def begin_lap(self) -> None:
+        """Forget `first_start`: the next collective sets it."""
+        self.first_start = None
+
     def _start(self, kind: str, sent: int, launch: Callable[[], Wait]) -> Pending:
+        self.first_start = self.first_start or time.perf_counter()
         if self.world_size == 1:
             return Pending(self, kind, 0, None)
         try:

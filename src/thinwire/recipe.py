@@ -29,6 +29,7 @@ from .errors import OptionError, RecipeError
 from .exchange import AllGather, AllReduce, Exchange, Local, SharedTopK, TwoShot
 from .fitting import TYPICAL_NUMEL, contraction_refusal, order_refusal
 from .memory import ErrorFeedback, Memory, MomentumCorrection
+from .presets import PRESETS
 from .stage import Stage
 
 _ALL: tuple[type[Stage], ...] = (
@@ -70,6 +71,8 @@ class Recipe:
             _raise(self.memory.accepts(self.codec))
             _raise(contraction_refusal(self.memory, self.codec))
         _raise(self.exchange.accepts(self.codec))
+        if isinstance(self.exchange, TwoShot) and self.exchange.feedback:
+            _raise(contraction_refusal(ErrorFeedback(), self.exchange.codec_back(self.codec)))
 
     def stages(self) -> tuple[Stage, ...]:
         """The words of the recipe, left to right."""
@@ -175,10 +178,12 @@ def chain(*stages: Stage) -> Recipe:
 
 
 def parse(text: str) -> Recipe:
-    """Read a recipe: stages between `|`, each `name:first,option=value`; spaces do not matter.
+    """Read a recipe: stages between `|`, each `name:first,option=value`; spaces do not matter. Or name a preset.
 
     >>> parse("qsgd:4,block=512|all_gather")
     chain(qsgd(4, block=512), all_gather())
+    >>> print(parse("two-shot-3"))
+    rotated:3|two_shot:4
     >>> parse("all_reduce")
     chain(fp32(), all_reduce())
     """
@@ -186,6 +191,10 @@ def parse(text: str) -> Recipe:
         raise RecipeError(
             f"parse reads text such as 'ef|top_k:0.01|all_gather', not {type(text).__name__}: use chain()"
         )
+    text = PRESETS.get(text.strip(), text)
+    if "|" not in text and text.partition(":")[0].strip() not in {*STAGES, *ALIASES}:
+        close = difflib.get_close_matches(text.strip(), PRESETS, n=1, cutoff=0.8)
+        _raise(f"there is no preset {text.strip()}: did you mean {close[0]}?" if close else None)
     return chain(*(_parsed_stage("".join(word.split())) for word in text.split("|")))
 
 

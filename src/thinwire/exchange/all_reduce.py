@@ -57,6 +57,11 @@ class AllReduce(Exchange):
             "use global_qsgd, all_gather or two_shot"
         )
 
+    def refuses(self, codec: Codec, *, world_size: int, remembers: bool) -> str | None:
+        if isinstance(codec, GlobalQsgd):
+            return global_scale.refusal(codec, world_size, remembers)
+        return None
+
     def sent_bytes(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
     ) -> int:

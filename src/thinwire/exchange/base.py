@@ -109,6 +109,10 @@ class Exchange(Stage, ABC):
     def accepts(self, codec: Codec) -> str | None:
         """None if messages of this codec can travel this way, else one sentence that says what to write instead."""
 
+    def refuses(self, codec: Codec, *, world_size: int, remembers: bool) -> str | None:
+        """One sentence if so many ranks cannot run this codec, which `accepts` cannot know; else None."""
+        return None
+
     @abstractmethod
     def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
         """The mean over all ranks. Every rank calls it with a cargo of the same sizes."""

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ..recipe import Recipe  # recipes know exchanges, not the other way round
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Measured:
-    """How much of a tensor was sent, and how much is still owed; from one more pass over the data each."""
+    """How well a tensor came through: 1 - |u - sent|^2 / |u|^2, and the norm of what is still owed."""
 
     gain: float
     memory_norm: float
@@ -36,6 +36,8 @@ class Measured:
 class _Carried:
     cargo: Cargo
     idle: list[Part]
+    flushed: bool
+    measured: Measured | None = None
 
 
 class Carrier:
@@ -59,6 +61,7 @@ class Carrier:
         self.memory = memory if memory is not None or recipe.memory is None else recipe.memory.start()
         self.states: dict[str, State] = {}
         self.backs: dict[str, Tensor] = {}  # of two_shot with feedback
+        self.rank = 0  # of the network it last used
         self._carried: dict[str, _Carried] = {}
         self._spare: dict[str, Tensor] = {}
 
@@ -81,19 +84,22 @@ class Carrier:
         out: Tensor | None = None,
         may_be_unused: bool = False,
         flush: bool = False,
+        measure: bool = False,
     ) -> Delivery:
         """The mean of flat float32 `gradient`, which is used up, and of the `exact` elements beside it.
 
         `may_be_unused`: a parameter whose gradient is all zeros may be unused on every rank, and DDP then throws its
         mean away; so nothing remembered of it is sent. `flush`: nothing is remembered after this step, because the
-        recipe sends all that is given to it.
+        recipe sends all that is given to it. `measure`: see `measured`.
         """
+        self.rank = network.rank
         exact = gradient.new_empty(0) if exact is None else exact
         parts = (Part(name, tuple(gradient.shape), 0, gradient.numel()),) if parts is None else parts
         draw = Draw(seed=self.seed, step=step, stream=name, rank=network.rank)
         state = _copied(self.states.get(name) or self.recipe.codec.new_state())
         back = self.backs.get(name)
-        cargo = Cargo(gradient, exact, parts, draw, state, self.memory is not None and not flush, out, back)
+        remembers = measure or (self.memory is not None and not flush)
+        cargo = Cargo(gradient, exact, parts, draw, state, remembers, out, back)
         idle = []
         if self.memory is not None and gradient.numel():
             if may_be_unused:
@@ -102,14 +108,17 @@ class Carrier:
             self.memory.compensate(shaped, name=name, out=shaped)
             for part in idle:
                 part.of(gradient).zero_()
+        offered = _energy(gradient) if measure else 0.0
         delivery = self.recipe.exchange.mean(self.recipe.codec, cargo, network)
-        self._carried[name] = _Carried(cargo, idle)
+        carried = self._carried[name] = _Carried(cargo, idle, flush)
+        if measure and delivery.finite:
+            rest = _energy(cargo.u)
+            carried.measured = Measured(1.0 - rest / offered if offered else 1.0, rest**0.5)
         return delivery
 
-    def measure(self, name: str, offered: float) -> Measured:
-        """How the tensor just carried came through; `offered` is the squared norm of what was offered."""
-        rest = float(kernels.moments(self._carried[name].cargo.u).squares)
-        return Measured(1.0 - rest / offered if offered else 1.0, rest**0.5)
+    def measured(self, name: str) -> Measured | None:
+        """How the tensor just carried came through, if it was carried with `measure`."""
+        return self._carried[name].measured
 
     # ----------------------------------------------------------------------------------------------- one step
 
@@ -127,13 +136,20 @@ class Carrier:
             if not finite:
                 self.memory.discard(name=name)
                 self._spare[name] = cargo.u
-            elif not cargo.remembers:
+            elif one.flushed:
                 self.memory.discard(name=name)
             else:
                 for part in one.idle:
                     part.of(cargo.u).add_(part.of(self.memory.residual(name).view(-1)))
                 rest = _shaped(cargo.u, cargo.parts)
                 self._spare[name] = self.memory.keep(rest, name=name, positions=cargo.positions).view(-1)
+
+    def restart(self) -> None:
+        """Forget what codecs carry on and all buffers, but not the memory."""
+        self.states.clear()
+        self.backs.clear()
+        self._carried.clear()
+        self._spare.clear()
 
     def rescale(self, factor: float) -> None:
         """Follow a change of the loss scale."""
@@ -143,6 +159,10 @@ class Carrier:
             back *= factor
         for state in self.states.values():
             self.recipe.codec.rescale_state(state, factor)
+
+
+def _energy(flat: Tensor) -> float:
+    return float(kernels.moments(flat).squares)
 
 
 def _shaped(flat: Tensor, parts: Sequence[Part]) -> Tensor:

@@ -11,12 +11,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import kernels, theory
 from ..codecs.global_qsgd import GlobalQsgd
 from ..comm import Network
+from ..errors import OptionError
 from .base import EXACT_BYTES, Cargo, Delivery, delivered, ring_bytes
 
 _NORM_BYTES = 4
+_TYPICAL = 1 << 20  # elements that share a scale if all of a bucket do
+
+
+def refusal(codec: GlobalQsgd, world_size: int, remembers: bool) -> str | None:
+    """Levels shrink with the ranks: why so many cannot use this codec, or None."""
+    try:
+        levels = codec.levels(world_size) if codec.addition == "sum" else codec.top - codec.headroom(world_size)
+    except OptionError as none_left:
+        return str(none_left)
+    if not remembers:
+        return None
+    d = codec.block or _TYPICAL
+    if codec.addition == "codes":
+        omega = theory.exponential(d, levels)
+    else:
+        omega = theory.uniform_l2(d, levels) if codec.norm == "l2" else theory.uniform_linf(d, levels)
+    if omega < 1:
+        return None
+    return (
+        f"{codec.spec()} leaves {levels} levels to each of {world_size} ranks and may then err by more than the "
+        "gradient itself, so a memory would grow without end: leave out the memory, or use smaller blocks"
+    )
 
 
 def sent_bytes(codec: GlobalQsgd, numel: int, *, world_size: int, exact: int) -> int:

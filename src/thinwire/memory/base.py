@@ -116,6 +116,22 @@ class RunningMemory(ABC):
             )
         return self._kept[name]["residual"]
 
+    def tensors(self, name: str) -> Mapping[str, Tensor]:
+        """Everything kept under a name, live; nothing if it was never seen."""
+        return dict(self._kept.get(name, {}))
+
+    def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep these float32 tensors of one shape, one for each of `keeps`, under a name."""
+        kept = {key: tensors[key] for key in self.keeps}
+        self._kept[name] = kept
+
+    def take_over(self, other: RunningMemory) -> None:
+        """Owe what another memory owes; what only that kind keeps is dropped, what only this one keeps is zero."""
+        for name in other.names():
+            residual = other.residual(name)
+            theirs = other.tensors(name)
+            self.put(name, {key: theirs.get(key, torch.zeros_like(residual)) for key in self.keeps})
+
     def codec_state(self, codec: Codec, *, name: str) -> State:
         """What `codec` carries from step to step for this parameter; another codec starts anew."""
         spec, state = self._codecs.get(name, ("", {}))

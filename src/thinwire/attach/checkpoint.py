@@ -1,0 +1,289 @@
+"""Saving a link, loading it on as many ranks or on others, and moving what is remembered to another layout.
+
+Every rank saves a part of its own under `<rank>of<world size>`, by parameter name:
+
+    info      text: recipe, step, seed, loss scale, layout       codecs   bytes: what codecs carry from step to step
+    memory    parameter -> what the memory keeps of it           back     bucket -> what two_shot kept back
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..codecs.base import State
+from ..errors import StateError
+from ..exchange import TwoShot
+from ..exchange.carrier import Carrier
+from ..exchange.two_shot import pieces
+from .parcels import Layout, Parcel
+
+if TYPE_CHECKING:
+    from .link import Link
+
+_log = logging.getLogger(__name__)
+_VERSION = 1
+_PART = re.compile(r"(\d+)of(\d+)")
+Kept = dict[str, dict[str, Tensor]]  # parameter -> kind of memory -> tensor in the parameter's shape
+
+
+# -------------------------------------------------------------------------------------------------- by parameter
+
+
+def remembered(link: Link, key: str) -> dict[str, Tensor]:
+    """One kind of memory of every compressed parameter, copied."""
+    return {name: tensors[key] for name, tensors in _by_parameter(link.carrier, link.layout, (key,)).items()}
+
+
+def _by_parameter(carrier: Carrier, layout: Layout, keys: Sequence[str]) -> Kept:
+    kept: Kept = {}
+    for parcel in layout.parcels:
+        tensors = {} if carrier.memory is None else carrier.memory.tensors(parcel.name)
+        for part in parcel.parts:
+            kept[part.name] = {}
+            for key in keys:
+                flat = tensors[key].view(-1)[part.start : part.stop] if key in tensors else None
+                blank = torch.zeros(part.shape, dtype=torch.float32, device=parcel.device)
+                kept[part.name][key] = blank if flat is None else flat.view(part.shape).clone()
+    return kept
+
+
+def _put(carrier: Carrier, layout: Layout, kept: Kept) -> None:
+    """Replace what the memory holds."""
+    memory = carrier.memory
+    assert memory is not None
+    memory.reset()
+    for parcel in layout.parcels:
+        if parcel.parts:
+            memory.put(parcel.name, {key: _joined(parcel, kept, key) for key in memory.keeps})
+
+
+def _joined(parcel: Parcel, kept: Kept, key: str) -> Tensor:
+    pieces_of_it = []
+    for part in parcel.parts:
+        tensor = kept[part.name].get(key)
+        blank = torch.zeros(part.stop - part.start)
+        pieces_of_it.append((blank if tensor is None else tensor.reshape(-1)).to(parcel.device, torch.float32))
+    flat = torch.cat(pieces_of_it)
+    return flat.view(parcel.parts[0].shape) if len(parcel.parts) == 1 else flat
+
+
+def move(link: Link, layout: Layout) -> None:
+    """Take over another layout; what is remembered goes with its parameters."""
+    carrier, old = link.carrier, link.layout
+    pay_back_second_shots(carrier, carrier, link.world_size, old)
+    if carrier.memory is not None:
+        _put(carrier, layout, _by_parameter(carrier, old, carrier.memory.keeps))
+    by_part: dict[str, State] = {}
+    if carrier.recipe.codec.needs_shape:
+        by_part = {part: state for parcel_state in carrier.states.values() for part, state in parcel_state.items()}
+    carrier.restart()
+    for parcel in layout.parcels:
+        found = {part.name: by_part[part.name] for part in parcel.parts if part.name in by_part}
+        if found:
+            carrier.states[parcel.name] = found
+    link.layout = layout
+
+
+def pay_back_second_shots(old: Carrier, new: Carrier, world_size: int, layout: Layout) -> None:
+    """What a second shot kept back is owed by this rank alone; without a second shot its memory owes it.
+
+    It is part of a mean, and a memory part of a sum: hence times the number of ranks.
+    """
+    backs, old.backs = old.backs, {}
+    if not backs or new.memory is None:
+        return
+    rank = old.rank
+    for parcel in layout.parcels:
+        if parcel.name in backs and parcel.name in new.memory.names():
+            mine = list(pieces(parcel.numel, world_size))[rank]
+            new.memory.residual(parcel.name).view(-1)[mine].add_(backs[parcel.name], alpha=world_size)
+
+
+# -------------------------------------------------------------------------------------------------------- saving
+
+
+def state_of(link: Link) -> dict[str, Any]:
+    """This rank's part."""
+    carrier = link.carrier
+    info = {
+        "version": _VERSION,
+        "recipe": str(link.recipe),
+        "rank": link.rank,
+        "step": link.step,
+        "seed": link.seed,
+        "scale": link.scale,
+        "layout": link.layout.groups,
+        "layout_is_final": link.layout_is_final,
+        "memory": None if carrier.memory is None else carrier.memory.kind,
+    }
+    part: dict[str, Any] = {"info": json.dumps(info), "codecs": _bytes_of(carrier.states)}
+    if carrier.memory is not None:
+        part["memory"] = _by_parameter(carrier, link.layout, carrier.memory.keeps)
+    if isinstance(link.recipe.exchange, TwoShot) and link.recipe.exchange.feedback:
+        part["back"] = _backs(link)
+    return {f"{link.rank}of{link.world_size}": part}
+
+
+def _backs(link: Link) -> dict[str, Tensor]:
+    """Also what is still zero, because DCP loads only into tensors that are there."""
+    backs = {}
+    for parcel in link.layout.parcels:
+        mine = list(pieces(parcel.numel, link.world_size))[link.rank]
+        blank = torch.zeros(mine.stop - mine.start, dtype=torch.float32, device=parcel.device)
+        backs[parcel.name] = link.carrier.backs.get(parcel.name, blank).clone()
+    return backs
+
+
+def _bytes_of(states: Mapping[str, State]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(states), buffer)
+    return buffer.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------- loading
+
+
+def load(link: Link, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Resume from the parts given, which must hold those that are this rank's to take."""
+    parts, world = _parts(given)
+    mine = _mine(link, world)
+    if missing := [rank for rank in mine if rank not in parts]:
+        raise StateError(
+            f"rank {link.rank} of {link.world_size} needs the state of rank {missing[0]} of {world}, and was given "
+            f"that of {', '.join(map(str, sorted(parts)))}: save one per rank, and load all if their number changed"
+        )
+    info = _info(parts[mine[0] if mine else min(parts)])
+    _check_fits(link, info)
+    link.layout = Layout(link.parameters, info["layout"])
+    link.layout_is_final = info["layout_is_final"] or link.layout_is_final
+    link.step, link.seed = info["step"], info["seed"]
+    carrier = link.carrier
+    carrier.seed = link.seed
+    carrier.restart()
+    if link.scale is None:
+        link.scale = info["scale"]
+    if carrier.memory is not None:
+        _put(carrier, link.layout, _added(link, [parts[rank] for rank in mine], world))
+    same = world == link.world_size
+    if info["recipe"] == str(link.recipe) and mine:
+        states = torch.load(io.BytesIO(parts[mine[0]]["codecs"]), weights_only=True)
+        carrier.states = dict(states)
+    if same:
+        carrier.backs = {name: tensor.clone() for name, tensor in parts[mine[0]].get("back", {}).items()}
+
+
+def _parts(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[dict[int, Mapping[str, Any]], int]:
+    states = [given] if isinstance(given, Mapping) else list(given)
+    parts: dict[int, Mapping[str, Any]] = {}
+    worlds = set()
+    for state in states:
+        for key, part in state.items():
+            match = _PART.fullmatch(key)
+            if match is None or not isinstance(part, Mapping) or not {"info", "codecs"} <= part.keys():
+                raise StateError(f"this is not the state of a link (it has {key!r}): give what link.state_dict() gave")
+            parts[int(match[1])] = part
+            worlds.add(int(match[2]))
+    if len(worlds) != 1:
+        raise StateError("the states come from several runs, or there are none: give those of one checkpoint")
+    return parts, worlds.pop()
+
+
+def _mine(link: Link, world: int) -> list[int]:
+    """Which old ranks' parts this rank takes over."""
+    return [rank for rank in range(world) if rank % link.world_size == link.rank]
+
+
+def _info(part: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        info: dict[str, Any] = json.loads(part["info"])
+        version = info["version"]
+    except (KeyError, TypeError, ValueError) as damage:
+        raise StateError(f"the saved state is damaged ({damage!r}): save it anew") from None
+    if version != _VERSION:
+        raise StateError(f"the state was saved in format {version}, this thinwire reads {_VERSION}: use that version")
+    return info
+
+
+def _check_fits(link: Link, info: Mapping[str, Any]) -> None:
+    saved = {name for group in info["layout"] for name in group}
+    if unmatched := saved ^ set(link.layout.of):
+        raise StateError(
+            f"the saved state and this model differ in parameter {min(unmatched)}: load the state of the same model"
+        )
+    if info["memory"] is not None and link.carrier.memory is None:
+        raise StateError(
+            f"the state was saved with {info['recipe']}, which still owes gradients, and {link.recipe} has no memory "
+            "for them: attach with the saved recipe, load, then call set_recipe"
+        )
+    if info["recipe"] != str(link.recipe):
+        _log.warning("the state was saved with %s and is loaded into %s", info["recipe"], link.recipe)
+
+
+def _added(link: Link, parts: Sequence[Mapping[str, Any]], world: int) -> Kept:
+    """The sum of several old ranks' memories; without any of them, zeros, which the sum over all ranks allows."""
+    memory = link.carrier.memory
+    assert memory is not None
+    kept = _by_parameter(Carrier(link.recipe), link.layout, memory.keeps)
+    for part in parts:
+        for name, tensors in part.get("memory", {}).items():
+            for key, tensor in tensors.items():
+                if key in kept[name]:
+                    if tensor.shape != kept[name][key].shape:
+                        raise StateError(
+                            f"{name} has shape {tuple(kept[name][key].shape)} here and {tuple(tensor.shape)} in the "
+                            "saved state: load the state of the same model"
+                        )
+                    kept[name][key] += tensor.to(kept[name][key].device)
+        if world != link.world_size:
+            _add_backs(link, part, world, kept)
+    return kept
+
+
+def _add_backs(link: Link, part: Mapping[str, Any], world: int, kept: Kept) -> None:
+    rank = json.loads(part["info"]).get("rank", 0)
+    for parcel in link.layout.parcels:
+        back = part.get("back", {}).get(parcel.name)
+        if back is None:
+            continue
+        flat = torch.zeros(parcel.numel)
+        flat[list(pieces(parcel.numel, world))[rank]] = back.cpu() * world
+        for one in parcel.parts:
+            target = kept[one.name]["residual"]
+            target += one.of(flat).view(one.shape).to(target.device)
+
+
+def load_from_dcp(link: Link, folder: str, key: str) -> None:
+    """Read the parts that are this rank's to take out of a DCP checkpoint, and load them."""
+    # Slow to import, and few need it.
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load as load_into
+
+    metadata = FileSystemReader(folder).read_metadata()
+    paths = {name: path for name, path in (metadata.planner_data or {}).items() if path[0] == key}
+    worlds = {int(match[2]) for path in paths.values() if (match := _PART.fullmatch(str(path[1])))}
+    if len(worlds) != 1:
+        raise StateError(f"{folder} holds no link under {key!r}: save it with dcp.save({{{key!r}: link, ...}})")
+    world = worlds.pop()
+    wanted = {f"{rank}of{world}" for rank in _mine(link, world)} or {f"0of{world}"}
+    template: dict[str, Any] = {}
+    for name, path in paths.items():
+        if path[1] in wanted:
+            stored = metadata.state_dict_metadata[name]
+            size, kind = getattr(stored, "size", None), getattr(stored, "properties", None)
+            _set(template, path, "" if size is None or kind is None else torch.empty(size, dtype=kind.dtype))
+    load_into(template, checkpoint_id=folder)
+    load(link, template[key])
+
+
+def _set(tree: dict[str, Any], path: Sequence[Any], value: object) -> None:
+    for step in path[:-1]:
+        tree = tree.setdefault(step, {})
+    tree[path[-1]] = value

@@ -1,0 +1,136 @@
+"""`attach`: puts a recipe into a DistributedDataParallel model.
+
+No `from __future__ import annotations` here: DDP compares the annotations of a hook with live objects.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from ..comm import Communicator
+from ..errors import AttachError, OptionError
+from ..observe import Meter, Sink
+from ..recipe import Recipe
+from .link import Detached, Link, Scaler, checked_recipe
+from .parcels import Exempt, Layout, Parameter, one_dimensional_or_tiny
+
+_FIRST_BUCKET = 1 << 20  # bytes, as in DDP
+
+
+def attach(
+    model: torch.nn.Module,
+    recipe: Recipe | str,
+    *,
+    warmup_steps: int = 0,
+    exempt: Exempt | Collection[str] = one_dimensional_or_tiny,
+    scaler: Scaler | None = None,
+    seed: int = 0,
+    sinks: Sequence[Sink] = (),
+    log_every: int = 1,
+    sample_every: int = 50,
+) -> Link:
+    """Let the gradients of a DDP model travel by a recipe. The training loop does not change.
+
+    Call it on every rank, after wrapping the model and before the first backward pass.
+
+    Args:
+        model: a DistributedDataParallel model, or what torch.compile made of one.
+        recipe: a recipe, its text, or the name of a preset.
+        warmup_steps: so many first steps are sent uncompressed.
+        exempt: which parameters travel exact: a function of name and parameter, or their names; `()` for none.
+        scaler: the GradScaler in use, so that memories follow a change of its scale.
+        seed: of all random draws.
+        sinks: where the numbers of every `log_every`-th step go; see `thinwire.observe`.
+        sample_every: how often gain, memory norm and the agreement of the ranks are measured, if there are sinks.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> link = attach(model, "ef|top_k:0.01|bf16|all_gather")
+    >>> model(torch.ones(1, 64)).sum().backward()
+    >>> int(model.module.weight.grad.count_nonzero())  # one percent of 4096
+    41
+    >>> link.close(); dist.destroy_process_group()
+    """
+    ddp = _checked_model(model)
+    if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        raise OptionError(f"warmup_steps is a number of steps, 0 or more, not {warmup_steps}")
+    communicator = Communicator(ddp.process_group)
+    found = _trained(ddp)
+    known = [Parameter.of(name, parameter, _exempt(exempt, found)) for name, parameter in found.items()]
+    cap = int(ddp.bucket_bytes_cap)
+    link = Link(
+        known,
+        {id(parameter): name for name, parameter in found.items()},
+        checked_recipe(recipe, communicator.world_size),
+        communicator,
+        seed=seed,
+        warmup_steps=warmup_steps,
+        layout=Layout.planned(known, first=min(_FIRST_BUCKET, cap), cap=cap),
+        first_step_waits=bool(ddp.static_graph),
+        may_be_unused=bool(ddp.find_unused_parameters) and not ddp.static_graph,
+        scaler=scaler,
+        meter=Meter(sinks=sinks, every=log_every, sample_every=sample_every),
+    )
+    ddp.register_comm_hook(link, thinwire_hook)
+    return link
+
+
+def thinwire_hook(link: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP calls when a bucket of gradients is ready."""
+    if isinstance(bucket, tuple):
+        raise AttachError(_PYTHON_REDUCER)
+    future: torch.futures.Future[torch.Tensor] = link.take(bucket)
+    return future
+
+
+# ---------------------------------------------------------------------------------------------------------- checks
+
+_PYTHON_REDUCER = (
+    'torch._dynamo.config.optimize_ddp = "python_reducer" calls hooks for single gradients and ignores their result: '
+    "set it to True, or leave it as it was, before building the DDP model"
+)
+
+
+def _checked_model(model: torch.nn.Module) -> DistributedDataParallel:
+    ddp = getattr(model, "_orig_mod", model)  # of torch.compile(ddp)
+    if not isinstance(ddp, DistributedDataParallel):
+        raise AttachError(
+            f"attach needs a DistributedDataParallel model, not {type(model).__name__}: "
+            "wrap it first, DistributedDataParallel(model)"
+        )
+    if getattr(ddp, "_use_python_reducer", False):
+        raise AttachError(_PYTHON_REDUCER)
+    if getattr(ddp, "mixed_precision", None) is not None:
+        raise AttachError(
+            "DistributedDataParallel(mixed_precision=...) uses the only communication hook itself: "
+            "use torch.autocast instead"
+        )
+    hooks = getattr(ddp, "_comm_hooks", [])
+    hooks[:] = [hook for hook in hooks if not isinstance(hook[1], Detached)]  # a copied model has no hook
+    if hooks:
+        taken = "thinwire is attached: use link.set_recipe to change the recipe"
+        if not isinstance(hooks[0][1], Link):
+            taken = "it has one: build the model anew without it"
+        raise AttachError(f"a DDP model takes one communication hook only, and {taken}")
+    return ddp
+
+
+def _trained(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters that DDP reduces, by name in the model, without `module.` in front."""
+    ignored: set[str] = getattr(ddp, "parameters_to_ignore", set())
+    named = ddp.module.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.requires_grad and name not in ignored}
+
+
+def _exempt(exempt: Exempt | Collection[str], found: Collection[str]) -> Exempt:
+    if callable(exempt):
+        return exempt
+    names = {exempt} if isinstance(exempt, str) else set(exempt)
+    if unknown := names - set(found):
+        raise OptionError(f"exempt names {min(unknown)}, which the model does not train: it has {', '.join(found)}")
+    return lambda name, parameter: name in names

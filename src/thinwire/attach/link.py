@@ -1,0 +1,451 @@
+"""The link between a DDP model and a recipe: takes buckets as they come, sends parcels, keeps what must be kept."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from .. import kernels
+from ..codecs.cast import Fp32
+from ..comm import Communicator
+from ..errors import AttachError, ExchangeError, ThinwireError
+from ..exchange import AllReduce, Local
+from ..exchange.base import Delivery, ring_bytes
+from ..exchange.carrier import Carrier
+from ..observe import BucketRecord, Meter, Sink
+from ..recipe import Recipe, parse
+from . import checkpoint
+from .agreement import check_agreement
+from .conductor import Conductor, Lane
+from .parcels import Layout, Parameter, Parcel, gather, scatter
+from .step import Step
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+_log = logging.getLogger(__name__)
+_LANES = 2
+
+
+class Scaler(Protocol):
+    """What is asked of a GradScaler."""
+
+    def get_scale(self) -> float: ...
+
+
+class Link:
+    """What `attach` returns: statistics, the state to save, and a way to change the recipe while training.
+
+    `step` counts the synchronised backward passes; random draws and the turn of `shared_top_k` follow it.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        names: Mapping[int, str],
+        recipe: Recipe,
+        communicator: Communicator,
+        *,
+        seed: int,
+        warmup_steps: int,
+        layout: Layout,
+        first_step_waits: bool,
+        may_be_unused: bool,
+        scaler: Scaler | None,
+        meter: Meter,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.step = 0
+        self.seed = seed
+        self.warmup_steps = warmup_steps
+        self.layout = layout
+        self.layout_is_final = False
+        self.meter = meter
+        self._names = dict(names)  # by id of the parameter: DDP tells no names
+        self._communicator = communicator
+        self._conductor: Conductor | None = None
+        self._closing: Callable[[], object] = lambda: None
+        self._carrier = Carrier(recipe, seed=seed)
+        self._may_be_unused = may_be_unused
+        self._scaler = scaler
+        self.scale = None if scaler is None else scaler.get_scale()  # of the loss, that memories are kept at
+        self._open: Step | None = None
+        self._failure: ThinwireError | None = None
+        self._passes = 0  # since attach, for what DDP does in its first steps only
+        self._first_step_waits = first_step_waits
+        self._told_of_overflow = False
+        self._agree_on(recipe, "recipe")
+
+    # ---------------------------------------------------------------------------------------------------- for users
+
+    @property
+    def recipe(self) -> Recipe:
+        """How gradients travel now."""
+        return self._carrier.recipe
+
+    @property
+    def world_size(self) -> int:
+        return self._communicator.world_size
+
+    @property
+    def rank(self) -> int:
+        return self._communicator.rank
+
+    @property
+    def carrier(self) -> Carrier:
+        """This rank's memory and codec states, by bucket."""
+        return self._carrier
+
+    def residual(self, name: str) -> Tensor:
+        """A copy of what is still to be sent of a parameter, in its shape; zeros if nothing is."""
+        return checkpoint.remembered(self, "residual")[name]
+
+    def stats(self) -> dict[str, float]:
+        """Bytes, seconds and what else was measured so far, under slashed names such as `comm/bytes_per_step`."""
+        return self.meter.stats()
+
+    def observe(self, sink: Sink) -> None:
+        """Send the numbers of every step to a sink from now on; `Meter` says how often."""
+        self.meter.add_sink(sink)
+
+    def follow(self, scaler: Scaler) -> None:
+        """Let memories follow this GradScaler's scale, as `attach(..., scaler=...)` does."""
+        self._scaler, self.scale = scaler, scaler.get_scale()
+
+    def set_recipe(self, recipe: Recipe | str) -> None:
+        """Change how gradients travel, from the next step on. Call it on all ranks after the same step.
+
+        What is remembered stays owed: a recipe without a memory sends it with its first step.
+        """
+        self._check_usable()
+        if self._open is not None:
+            raise AttachError("set_recipe was called during backward: call it between steps")
+        new = checked_recipe(recipe, self.world_size)
+        self._agree_on(new, "new recipe")
+        old = self._carrier
+        self._carrier = Carrier(new, seed=self.seed, memory=_carried_over(old, new))
+        if new.codec == old.recipe.codec:
+            self._carrier.states = old.states
+        checkpoint.pay_back_second_shots(old, self._carrier, self.world_size, self.layout)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to resume bit for bit, under the key `<rank>of<world size>`; for DCP or torch.save."""
+        return checkpoint.state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Resume: from this rank's own state, or from those of several ranks, as mapping or list.
+
+        On another world size the old ranks' memories are dealt out to the new ones so that their sum is kept; give all
+        parts, or use `load_checkpoint`.
+        """
+        self._check_usable()
+        checkpoint.load(self, state)
+
+    def load_checkpoint(self, folder: str, *, key: str = "link") -> None:
+        """Resume from a DCP checkpoint that holds this link under `key`, saved on any number of ranks."""
+        self._check_usable()
+        checkpoint.load_from_dcp(self, folder, key)
+
+    def close(self) -> None:
+        """End the threads and release the process groups that attach made. The model can then no longer train."""
+        self._failure = self._failure or AttachError("the link was closed: build the DDP model anew and attach to it")
+        self._closing()
+
+    def __repr__(self) -> str:
+        buckets = len(self.layout.parcels)
+        return f"Link({str(self.recipe)!r}, rank {self.rank} of {self.world_size}, {buckets} buckets, step {self.step})"
+
+    def __deepcopy__(self, memo: object) -> Detached:
+        return _detached(str(self.recipe))
+
+    def __reduce__(self) -> tuple[Callable[[str], Detached], tuple[str]]:
+        _warn_of_copy()
+        return Detached, (str(self.recipe),)
+
+    # ------------------------------------------------------------------------------------------ called by the hook
+
+    def take(self, bucket: GradBucket) -> Future[Tensor]:
+        """A bucket is ready: send the parcels that are complete with it."""
+        self._check_usable()
+        step = self._open = self._open or self._begin()
+        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        if not step.arrived.isdisjoint(names):
+            self._fail(AttachError("backward stopped midway in an earlier step: restart from a checkpoint"))
+        buffer = bucket.buffer()
+        future = step.expect(names, buffer)
+        if step.whole or buffer.is_sparse or names[0] not in self.layout.of:
+            self._send_whole(step, buffer, names)
+        else:
+            step.views.update(zip(names, bucket.gradients(), strict=True))
+            for parcel in {self.layout.of[name].index: self.layout.of[name] for name in names}.values():
+                if all(name in step.views for name in parcel.names):
+                    self._dispatch(step, parcel)
+        self._end_later(step)
+        return future
+
+    def _begin(self) -> Step:
+        if self._scaler is not None:
+            scale = self._scaler.get_scale()
+            if self.scale and scale > 0 and scale != self.scale:
+                self._carrier.rescale(scale / self.scale)
+            self.scale = scale
+        owed = self._carrier.memory is not None
+        whole = self.step < self.warmup_steps or (is_dense(self.recipe) and not owed)
+        if not whole and self._conductor is None:
+            raise AttachError("there are no lanes: this is a bug in thinwire")
+        return Step(self.step, whole=whole, flush=owed and self.recipe.memory is None)
+
+    def _send_whole(self, step: Step, buffer: Tensor, names: Sequence[str]) -> None:
+        """As DDP itself does it: divided, then summed in place."""
+        if self.world_size > 1:
+            buffer.mul_(1.0 / self.world_size)
+            step.pending.append((_label(names), self._communicator.start_all_reduce(buffer)))
+
+    def _dispatch(self, step: Step, parcel: Parcel) -> None:
+        conductor = self._conductor
+        assert conductor is not None
+        ready = torch.cuda.Event() if parcel.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if ready is not None:
+            ready.record()
+        conductor.submit(parcel.index, functools.partial(self._send, step, parcel, ready))
+
+    def _send(self, step: Step, parcel: Parcel, ready: torch.cuda.Event | None, lane: Lane) -> None:
+        """One parcel from bucket to bucket; runs in a lane."""
+        if ready is not None:
+            torch.cuda.current_stream(parcel.device).wait_event(ready)
+        try:
+            begin, before = time.perf_counter(), lane.communicator.traffic
+            lane.communicator.begin_lap()
+            delivery = self._carry(step, parcel, lane)
+            arrived = time.perf_counter()
+            scatter(parcel.parts, delivery.mean, step.views)
+            scatter(parcel.exact, delivery.exact, step.views)
+            if ready is not None:
+                torch.cuda.current_stream(parcel.device).synchronize()
+        except ThinwireError as failure:
+            raise ExchangeError(f"{parcel} could not be sent by {self.recipe} in step {step.number}: {failure}") from (
+                failure
+            )
+        step.finite.append(delivery.finite)
+        sent = lane.communicator.traffic - before
+        encoded = (lane.communicator.first_start or arrived) - begin
+        decoded = time.perf_counter() - begin - encoded - sent.seconds
+        record = BucketRecord(
+            bucket=parcel.name,
+            wire_bytes=sent.bytes,
+            dense_bytes=self._dense_bytes(parcel),
+            encode_seconds=encoded,
+            exchange_seconds=sent.seconds,
+            decode_seconds=max(0.0, decoded),
+        )
+        self._sample(step, parcel, delivery, lane, record)
+        self.meter.record(record)
+
+    def _carry(self, step: Step, parcel: Parcel, lane: Lane) -> Delivery:
+        carrier, device = self._carrier, parcel.device
+        flat = carrier.buffer(parcel.name, parcel.numel, device) if carrier.memory is not None else None
+        if flat is None and carrier.memory is not None:
+            flat = torch.empty(parcel.numel, dtype=torch.float32, device=device)  # it will hold the residual
+        elif flat is None:
+            flat = lane.scratch("u", parcel.numel, device)
+        exact = lane.scratch("exact", parcel.exact_numel, device)
+        return carrier.carry(
+            parcel.name,
+            gather(parcel.parts, step.views, flat),
+            exact=gather(parcel.exact, step.views, exact),
+            network=lane.communicator,
+            step=step.number,
+            parts=parcel.parts,
+            out=lane.scratch("mean", parcel.numel, device),
+            may_be_unused=self._may_be_unused,
+            flush=step.flush,
+            measure=self.meter.samples(step.number),
+        )
+
+    def _sample(self, step: Step, parcel: Parcel, delivery: Delivery, lane: Lane, record: BucketRecord) -> None:
+        if not self.meter.samples(step.number):
+            return
+        measured = self._carrier.measured(parcel.name)
+        if measured is not None:
+            record.gain = measured.gain
+            record.memory_norm = measured.memory_norm if self._carrier.memory is not None else None
+        sums = [kernels.checksum(tensor.view(torch.uint8)) for tensor in (delivery.mean, delivery.exact)]
+        seen = lane.communicator.all_gather(torch.tensor(sums, dtype=torch.int64, device=parcel.device))
+        record.agree = bool((seen == seen[0]).all())
+
+    def _dense_bytes(self, parcel: Parcel) -> int:
+        return ring_bytes((parcel.numel + parcel.exact_numel) * parcel.dtype.itemsize, self.world_size)
+
+    # ------------------------------------------------------------------------------------------- the end of a step
+
+    def _end_later(self, step: Step) -> None:
+        """Finish when backward does, or now where that would be too late."""
+        complete = len(step.arrived) == len(self._names)
+        at_once = self._first_step_waits and self._passes == 0
+        if not at_once and (step.queued or self._queue(step)):
+            return
+        if complete:
+            self._finish(step)
+
+    def _queue(self, step: Step) -> bool:
+        """Our callback runs before the one in which DDP waits for the futures, so errors keep their type."""
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._backward_ended, step))
+        except RuntimeError:  # not in a backward pass: a rank that has joined early
+            return False
+        step.queued = True
+        return True
+
+    def _backward_ended(self, step: Step) -> None:
+        step.queued = False  # the backward of a checkpointed part ends before the whole does
+        if self._open is step and len(step.arrived) == len(self._names):
+            self._finish(step)
+
+    def _finish(self, step: Step) -> None:
+        begin = time.perf_counter()
+        try:
+            self._wait_for(step)
+        except ThinwireError as failure:
+            self._fail(failure)
+        except Exception as failure:
+            self._fail(ExchangeError(f"{self.recipe} failed in step {step.number}: {failure!r}"), failure)
+        exposed = time.perf_counter() - begin
+        finite = all(step.finite)
+        if not step.whole:
+            self._carrier.settle(finite=finite)
+            if step.flush and finite:
+                self._carrier.memory = None
+        if not finite:
+            self._tell_of_overflow()
+        self.meter.finish_step(step.number, exposed_seconds=exposed, finite=finite, recipe=str(self.recipe))
+        self._open = None
+        self.step += 1
+        self._passes += 1
+        self._settle_layout(step)
+        step.complete()
+
+    def _wait_for(self, step: Step) -> None:
+        before = self._communicator.traffic
+        for label, pending in step.pending:
+            try:
+                pending.wait()
+            except ExchangeError as failure:
+                raise ExchangeError(
+                    f"{label} could not be sent by {self.recipe} in step {step.number}: {failure}"
+                ) from failure
+        sent = self._communicator.traffic - before
+        if step.pending:
+            self.meter.record(BucketRecord("whole", sent.bytes, sent.bytes, 0.0, sent.seconds, 0.0))
+        if self._conductor is not None:
+            self._conductor.wait()
+
+    def _settle_layout(self, step: Step) -> None:
+        """Once DDP has put its buckets in order, parcels follow it: a parcel should not wait for a later bucket."""
+        if self.layout_is_final or self._passes <= 1 + self._first_step_waits:
+            return
+        self.layout_is_final = True
+        groups = [[name for name in group if name in self.layout.of] for group in step.groups]
+        groups = [group for group in groups if group]
+        if not self.layout.same_groups(groups):
+            checkpoint.move(self, Layout(self.parameters, groups))
+
+    def _tell_of_overflow(self) -> None:
+        if self._scaler is None and self._carrier.memory is not None and not self._told_of_overflow:
+            self._told_of_overflow = True
+            _log.warning(
+                "a gradient was not finite in step %d; memories stay as they were. If a GradScaler changes its scale, "
+                "give it to attach(..., scaler=scaler), so that they follow",
+                self.step,
+            )
+
+    # -------------------------------------------------------------------------------------------------- failing
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure))
+
+    def _fail(self, failure: ThinwireError, cause: BaseException | None = None) -> None:
+        """Nothing can be repaired: the ranks are no longer at the same place. Leave no thread and no socket behind."""
+        self._failure = failure
+        self._open = None
+        self._closing()
+        raise failure from cause
+
+    # ------------------------------------------------------------------------------------------------- starting
+
+    def _agree_on(self, recipe: Recipe, fact: str) -> None:
+        parameters = " ".join(f"{p.name}{list(p.shape)}{'=' if p.exact else ''}" for p in self.parameters)
+        facts = {fact: str(recipe), "seed": str(self.seed), "warm-up": str(self.warmup_steps)}
+        facts |= {"step": str(self.step), "parameters": parameters}
+        device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        check_agreement(self._communicator, facts, device=device)
+        if self._conductor is None and not is_dense(recipe):
+            lanes = [self._communicator.twin() for _ in range(min(_LANES, len(self.layout.parcels)))]
+            self._conductor = Conductor(lanes)
+            self._closing = weakref.finalize(self, self._conductor.close)
+
+
+# -------------------------------------------------------------------------------------------------------- recipes
+
+
+def is_dense(recipe: Recipe) -> bool:
+    """Whether the recipe does what DDP does without it."""
+    return isinstance(recipe.codec, Fp32) and isinstance(recipe.exchange, AllReduce) and recipe.memory is None
+
+
+def checked_recipe(recipe: Recipe | str, world_size: int) -> Recipe:
+    """A recipe that this many ranks can run."""
+    if isinstance(recipe, str):
+        recipe = parse(recipe)
+    if not isinstance(recipe, Recipe):
+        raise AttachError(f"attach takes a recipe, its text or the name of a preset, not {recipe!r}")
+    if isinstance(recipe.exchange, Local):
+        raise AttachError(f"local stays in one process: end {recipe} with all_gather or all_reduce instead")
+    if refusal := recipe.exchange.refuses(recipe.codec, world_size=world_size, remembers=recipe.memory is not None):
+        raise AttachError(refusal)
+    return recipe
+
+
+def _carried_over(old: Carrier, new: Recipe) -> Any:
+    """The memory of the next recipe, with everything that the old one still owes."""
+    if old.memory is None or new.memory is None:
+        return old.memory
+    memory = new.memory.start()
+    memory.take_over(old.memory)
+    return memory
+
+
+def _label(names: Sequence[str]) -> str:
+    return f"the bucket of {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+
+
+# ---------------------------------------------------------------------------------------------------------- copies
+
+
+class Detached:
+    """What a copy of a DDP model has in place of its link: nothing that works."""
+
+    def __init__(self, recipe: str) -> None:
+        self.recipe = recipe
+
+
+def _warn_of_copy() -> None:
+    warnings.warn(
+        "a copy of a DDP model loses its communication hook, so the copy is not compressed: "
+        "call thinwire.attach on the copy",
+        stacklevel=4,
+    )
+
+
+def _detached(recipe: str) -> Detached:
+    _warn_of_copy()
+    return Detached(recipe)
