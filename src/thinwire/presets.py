@@ -9,8 +9,8 @@ PRESETS: Mapping[str, str] = MappingProxyType(
     {
         "dense": "fp32|all_reduce",
         "bf16": "bf16|all_reduce",
-        # A scale per block: 1/155 of the error of one scale per bucket (benchmarks/global_qsgd_blocks.json).
-        "global-qsgd-8": "global_qsgd:8,block=256|all_reduce",
+        # A scale per block: at most 1/177 of the error of one scale per bucket (benchmarks/global_qsgd_blocks.json).
+        "global-qsgd-8": "global_qsgd:8,block=128|all_reduce",
         "global-qsgd-exp": "global_qsgd:8,dither=exponential|all_reduce",
         "qsgd-4": "qsgd:4,block=512|all_gather",
         "two-shot-8": "abs_max:8,block=128|two_shot",

@@ -168,8 +168,8 @@ def load(link: Link, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> 
     carrier = link.carrier
     carrier.seed = link.seed
     carrier.restart()
-    if link.scale is None:
-        link.scale = info["scale"]
+    if info["scale"] is not None:
+        link.scale = info["scale"]  # the next step follows the scaler from there
     if carrier.memory is not None:
         _put(carrier, link.layout, _added(link, [parts[rank] for rank in mine], world))
     same = world == link.world_size

@@ -142,15 +142,19 @@ class GlobalQsgd(Codec):
         codes = Grid.symmetric(8, levels, self.block).pack(flat, torch.zeros_like(inverse), inverse, key)
         return codes[: flat.numel()].sub_(levels).view(torch.int8)
 
-    def from_sum(self, total: Tensor, *, scale: Tensor, world_size: int) -> Tensor:
-        """The sum of the ranks' values, flat float32, from the sum of their codes; divide it by `world_size`."""
+    def from_sum(
+        self, total: Tensor, *, scale: Tensor, world_size: int, mean: bool = False, out: Tensor | None = None
+    ) -> Tensor:
+        """The sum of the ranks' values, flat float32, from the sum of their codes; with `mean`, their mean."""
         total = total.reshape(-1)
+        share = 1.0 / world_size if mean else 1.0
+        if out is None:
+            out = torch.empty(total.numel(), dtype=torch.float32, device=total.device)
         if self.dither == "linear":
             step, _ = usable_steps(scale / self.levels(world_size))
-            return times_scale(total.to(torch.float32), step, self.block)
-        out = torch.zeros(total.numel(), dtype=torch.float32, device=total.device)
-        self._exponential_add(out, total, scale, self.headroom(world_size))
-        return out
+            return times_scale(out.copy_(total), step * share, self.block, out=out)
+        self._exponential_add(out.zero_(), total, scale, self.headroom(world_size))
+        return out.mul_(share) if mean else out
 
     def add_codes(self, a: Tensor, b: Tensor, draw: Draw | None = None) -> Tensor:
         """The code of the sum of two exponential codes, without bias. Add in a balanced tree, with a new draw each."""

@@ -42,11 +42,12 @@ def usable_steps(step: Tensor) -> tuple[Tensor, Tensor]:
     return step, torch.where(step > 0, 1.0 / step, 0.0)
 
 
-def times_scale(flat: Tensor, per_block: Tensor, block: int) -> Tensor:
-    """flat * scale of its block, float32, without spreading the scales to one per element."""
+def times_scale(flat: Tensor, per_block: Tensor, block: int, *, out: Tensor | None = None) -> Tensor:
+    """flat * scale of its block, float32, without spreading the scales to one per element; `out` may be `flat`."""
+    if out is None:
+        out = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
     if block == 0:
-        return flat * per_block
-    out = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
+        return torch.mul(flat, per_block, out=out)
     full = flat.numel() // block
     whole = full * block
     torch.mul(flat[:whole].view(full, block), per_block[:full, None], out=out[:whole].view(full, block))

@@ -65,7 +65,8 @@ def mean(codec: GlobalQsgd, cargo: Cargo, network: Network) -> Delivery:
     total = network.all_reduce(codes) if codec.addition == "sum" else _added(codec, codes, cargo, network)
     # A scale that is not finite decodes to NaN on all ranks; codes are integers and always finite.
     finite = kernels.all_finite(scale)
-    return delivered(codec.from_sum(total, scale=scale, world_size=n).mul_(1.0 / n), exact, finite=finite)
+    out = codec.from_sum(total, scale=scale, world_size=n, mean=True, out=cargo.out)
+    return delivered(out, exact, finite=finite)
 
 
 def _agreed(codec: GlobalQsgd, cargo: Cargo, network: Network) -> tuple[Tensor, Tensor]:
