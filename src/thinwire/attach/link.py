@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,19 +13,18 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from .. import kernels
-from ..codecs.cast import Fp32
 from ..comm import Communicator
 from ..errors import AttachError, ExchangeError, ThinwireError
-from ..exchange import AllReduce, Local
-from ..exchange.base import Delivery, ring_bytes
 from ..exchange.carrier import Carrier
 from ..observe import BucketRecord, Meter, Sink
-from ..recipe import Recipe, parse
+from ..recipe import Recipe
 from . import checkpoint
 from .agreement import check_agreement
-from .conductor import Conductor, Lane
-from .parcels import Layout, Parameter, Parcel, gather, scatter
+from .conductor import Conductor
+from .copies import Detached, warn_of_copy
+from .courier import Courier
+from .parcels import Layout, Parameter, Parcel
+from .recipes import carried_over, checked_recipe, is_dense
 from .step import Step
 
 if TYPE_CHECKING:
@@ -132,7 +130,7 @@ class Link:
         new = checked_recipe(recipe, self.world_size)
         self._agree_on(new, "new recipe")
         old = self._carrier
-        self._carrier = Carrier(new, seed=self.seed, memory=_carried_over(old, new))
+        self._carrier = Carrier(new, seed=self.seed, memory=carried_over(old, new))
         if new.codec == old.recipe.codec:
             self._carrier.states = old.states
         checkpoint.pay_back_second_shots(old, self._carrier, self.world_size, self.layout)
@@ -165,10 +163,11 @@ class Link:
         return f"Link({str(self.recipe)!r}, rank {self.rank} of {self.world_size}, {buckets} buckets, step {self.step})"
 
     def __deepcopy__(self, memo: object) -> Detached:
-        return _detached(str(self.recipe))
+        warn_of_copy()
+        return Detached(str(self.recipe))
 
     def __reduce__(self) -> tuple[Callable[[str], Detached], tuple[str]]:
-        _warn_of_copy()
+        warn_of_copy()
         return Detached, (str(self.recipe),)
 
     # ------------------------------------------------------------------------------------------ called by the hook
@@ -216,74 +215,8 @@ class Link:
         ready = torch.cuda.Event() if parcel.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if ready is not None:
             ready.record()
-        conductor.submit(parcel.index, functools.partial(self._send, step, parcel, ready))
-
-    def _send(self, step: Step, parcel: Parcel, ready: torch.cuda.Event | None, lane: Lane) -> None:
-        """One parcel from bucket to bucket; runs in a lane."""
-        if ready is not None:
-            torch.cuda.current_stream(parcel.device).wait_event(ready)
-        try:
-            begin, before = time.perf_counter(), lane.communicator.traffic
-            lane.communicator.begin_lap()
-            delivery = self._carry(step, parcel, lane)
-            arrived = time.perf_counter()
-            scatter(parcel.parts, delivery.mean, step.views)
-            scatter(parcel.exact, delivery.exact, step.views)
-            if ready is not None:
-                torch.cuda.current_stream(parcel.device).synchronize()
-        except ThinwireError as failure:
-            raise ExchangeError(f"{parcel} could not be sent by {self.recipe} in step {step.number}: {failure}") from (
-                failure
-            )
-        step.finite.append(delivery.finite)
-        sent = lane.communicator.traffic - before
-        encoded = (lane.communicator.first_start or arrived) - begin
-        decoded = time.perf_counter() - begin - encoded - sent.seconds
-        record = BucketRecord(
-            bucket=parcel.name,
-            wire_bytes=sent.bytes,
-            dense_bytes=self._dense_bytes(parcel),
-            encode_seconds=encoded,
-            exchange_seconds=sent.seconds,
-            decode_seconds=max(0.0, decoded),
-        )
-        self._sample(step, parcel, delivery, lane, record)
-        self.meter.record(record)
-
-    def _carry(self, step: Step, parcel: Parcel, lane: Lane) -> Delivery:
-        carrier, device = self._carrier, parcel.device
-        flat = carrier.buffer(parcel.name, parcel.numel, device) if carrier.memory is not None else None
-        if flat is None and carrier.memory is not None:
-            flat = torch.empty(parcel.numel, dtype=torch.float32, device=device)  # it will hold the residual
-        elif flat is None:
-            flat = lane.scratch("u", parcel.numel, device)
-        exact = lane.scratch("exact", parcel.exact_numel, device)
-        return carrier.carry(
-            parcel.name,
-            gather(parcel.parts, step.views, flat),
-            exact=gather(parcel.exact, step.views, exact),
-            network=lane.communicator,
-            step=step.number,
-            parts=parcel.parts,
-            out=lane.scratch("mean", parcel.numel, device),
-            may_be_unused=self._may_be_unused,
-            flush=step.flush,
-            measure=self.meter.samples(step.number),
-        )
-
-    def _sample(self, step: Step, parcel: Parcel, delivery: Delivery, lane: Lane, record: BucketRecord) -> None:
-        if not self.meter.samples(step.number):
-            return
-        measured = self._carrier.measured(parcel.name)
-        if measured is not None:
-            record.gain = measured.gain
-            record.memory_norm = measured.memory_norm if self._carrier.memory is not None else None
-        sums = [kernels.checksum(tensor.view(torch.uint8)) for tensor in (delivery.mean, delivery.exact)]
-        seen = lane.communicator.all_gather(torch.tensor(sums, dtype=torch.int64, device=parcel.device))
-        record.agree = bool((seen == seen[0]).all())
-
-    def _dense_bytes(self, parcel: Parcel) -> int:
-        return ring_bytes((parcel.numel + parcel.exact_numel) * parcel.dtype.itemsize, self.world_size)
+        courier = Courier(self._carrier, self.meter, may_be_unused=self._may_be_unused)
+        conductor.submit(parcel.index, functools.partial(courier.send, step, parcel, ready))
 
     # ------------------------------------------------------------------------------------------- the end of a step
 
@@ -394,58 +327,5 @@ class Link:
             self._closing = weakref.finalize(self, self._conductor.close)
 
 
-# -------------------------------------------------------------------------------------------------------- recipes
-
-
-def is_dense(recipe: Recipe) -> bool:
-    """Whether the recipe does what DDP does without it."""
-    return isinstance(recipe.codec, Fp32) and isinstance(recipe.exchange, AllReduce) and recipe.memory is None
-
-
-def checked_recipe(recipe: Recipe | str, world_size: int) -> Recipe:
-    """A recipe that this many ranks can run."""
-    if isinstance(recipe, str):
-        recipe = parse(recipe)
-    if not isinstance(recipe, Recipe):
-        raise AttachError(f"attach takes a recipe, its text or the name of a preset, not {recipe!r}")
-    if isinstance(recipe.exchange, Local):
-        raise AttachError(f"local stays in one process: end {recipe} with all_gather or all_reduce instead")
-    if refusal := recipe.exchange.refuses(recipe.codec, world_size=world_size, remembers=recipe.memory is not None):
-        raise AttachError(refusal)
-    return recipe
-
-
-def _carried_over(old: Carrier, new: Recipe) -> Any:
-    """The memory of the next recipe, with everything that the old one still owes."""
-    if old.memory is None or new.memory is None:
-        return old.memory
-    memory = new.memory.start()
-    memory.take_over(old.memory)
-    return memory
-
-
 def _label(names: Sequence[str]) -> str:
     return f"the bucket of {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-
-
-# ---------------------------------------------------------------------------------------------------------- copies
-
-
-class Detached:
-    """What a copy of a DDP model has in place of its link: nothing that works."""
-
-    def __init__(self, recipe: str) -> None:
-        self.recipe = recipe
-
-
-def _warn_of_copy() -> None:
-    warnings.warn(
-        "a copy of a DDP model loses its communication hook, so the copy is not compressed: "
-        "call thinwire.attach on the copy",
-        stacklevel=4,
-    )
-
-
-def _detached(recipe: str) -> Detached:
-    _warn_of_copy()
-    return Detached(recipe)
