@@ -112,7 +112,10 @@ class Link:
         return self.meter.stats()
 
     def observe(self, sink: Sink) -> None:
-        """Send the numbers of every step to a sink from now on; `Meter` says how often."""
+        """Send the numbers of every step to a sink from now on.
+
+        Gain, memory norm and agreement are among them only if some rank gave `attach` a sink: all ranks must take part.
+        """
         self.meter.add_sink(sink)
 
     def follow(self, scaler: Scaler) -> None:
@@ -320,7 +323,11 @@ class Link:
         facts = {fact: str(recipe), "seed": str(self.seed), "warm-up": str(self.warmup_steps)}
         facts |= {"step": str(self.step), "parameters": parameters}
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        facts["sample_every"] = str(self.meter.sample_every)
         check_agreement(self._communicator, facts, device=device)
+        if self.meter.sampling is None:
+            watched = torch.tensor([int(self.meter.active)], dtype=torch.int32, device=device)
+            self.meter.sampling = bool(self._communicator.all_reduce(watched, op="max"))
         if self._conductor is None and not is_dense(recipe):
             lanes = [self._communicator.twin() for _ in range(min(_LANES, len(self.layout.parcels)))]
             self._conductor = Conductor(lanes)

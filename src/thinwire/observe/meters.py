@@ -85,6 +85,7 @@ class Meter:
             )
         self.every = every
         self.sample_every = sample_every
+        self.sampling: bool | None = None  # what all ranks agreed on: often only rank 0 has sinks, and all must measure
         self._lock = threading.Lock()
         self._sinks: list[Sink] = []
         for sink in sinks:
@@ -117,7 +118,8 @@ class Meter:
         >>> Meter().samples(0)
         False
         """
-        return self.active and step % self.sample_every == 0
+        sampling = self.active if self.sampling is None else self.sampling
+        return sampling and step % self.sample_every == 0
 
     # ------------------------------------------------------------------------------------------------ counting
 
