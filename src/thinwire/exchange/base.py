@@ -49,6 +49,7 @@ class Cargo:
     remembers: bool = False
     out: Tensor | None = None  # where the mean may be written; may not overlap u
     back: Tensor | None = None  # what the second shot of two_shot did not send, of the piece this rank adds up
+    may_be_unused: bool = False  # where the gradients of all ranks are zero, the mean may be thrown away
     positions: Tensor | None = None  # set by exchanges of sparse codecs: what was sent
 
     def blank(self) -> Tensor:

@@ -99,7 +99,7 @@ class Carrier:
         state = _copied(self.states.get(name) or self.recipe.codec.new_state())
         back = self.backs.get(name)
         remembers = measure or (self.memory is not None and not flush)
-        cargo = Cargo(gradient, exact, parts, draw, state, remembers, out, back)
+        cargo = Cargo(gradient, exact, parts, draw, state, remembers, out, back, may_be_unused=may_be_unused)
         idle = []
         if self.memory is not None and gradient.numel():
             if may_be_unused:
@@ -137,7 +137,7 @@ class Carrier:
                 self.memory.discard(name=name)
                 self._spare[name] = cargo.u
             elif one.flushed:
-                self.memory.discard(name=name)
+                self.memory.forget(name=name)
             else:
                 for part in one.idle:
                     part.of(cargo.u).add_(part.of(self.memory.residual(name).view(-1)))
@@ -156,7 +156,7 @@ class Carrier:
         if self.memory is not None:
             self.memory.rescale(factor)
         for back in self.backs.values():
-            back *= factor
+            back.mul_(factor).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         for state in self.states.values():
             self.recipe.codec.rescale_state(state, factor)
 

@@ -63,8 +63,8 @@ def mean(codec: GlobalQsgd, cargo: Cargo, network: Network) -> Delivery:
     if cargo.remembers:
         cargo.u -= codec.from_sum(codes, scale=scale, world_size=n)
     total = network.all_reduce(codes) if codec.addition == "sum" else _added(codec, codes, cargo, network)
-    # A scale that is not finite decodes to NaN on all ranks; codes are integers and always finite.
-    finite = kernels.all_finite(scale)
+    # Integers are always finite and never exceed the scale; powers of two need headroom above it, which may overflow.
+    finite = kernels.all_finite(scale) if codec.addition == "sum" else None
     out = codec.from_sum(total, scale=scale, world_size=n, mean=True, out=cargo.out)
     return delivered(out, exact, finite=finite)
 

@@ -109,8 +109,7 @@ class TwoShot(Exchange):
         """Second shot: every rank, the owner too, decodes the same bytes."""
         n, numel, extra = network.world_size, cargo.u.numel(), cargo.exact.numel()
         total, exact_sum = own
-        if self.feedback:
-            total = self._with_what_was_kept_back(total, cargo)
+        held = self._add_what_was_kept_back(total, cargo)
         exact_at = _message_bytes(codec, numel, n)
         row = torch.zeros(_row_bytes(codec, numel, extra, n), dtype=torch.uint8, device=cargo.u.device)
         if total.numel():
@@ -119,7 +118,7 @@ class TwoShot(Exchange):
             row[: message.numel()] = message
         row[exact_at:] = exact_sum.view(torch.uint8)
         if self.feedback:
-            cargo.back = total
+            cargo.back = total if held is None else total.add_(held)
         rows = network.all_gather(row)
         out = cargo.blank()
         for row, piece in zip(rows, pieces(numel, n), strict=True):
@@ -131,10 +130,14 @@ class TwoShot(Exchange):
             exact[piece] = values[: piece.stop - piece.start]
         return delivered(out, exact)
 
-    @staticmethod
-    def _with_what_was_kept_back(total: Tensor, cargo: Cargo) -> Tensor:
+    def _add_what_was_kept_back(self, total: Tensor, cargo: Cargo) -> Tensor | None:
+        """Returns what is kept once more: of parameters that no rank seems to use."""
         kept = cargo.back
-        return total if kept is None or kept.numel() != total.numel() else total.add_(kept)
+        if not self.feedback or kept is None or kept.numel() != total.numel():
+            return None
+        held = torch.where(total == 0, kept, 0.0) if cargo.may_be_unused else None
+        total += kept if held is None else kept - held
+        return held
 
 
 def pieces(numel: int, world_size: int) -> Iterator[slice]:

@@ -91,6 +91,11 @@ class RunningMemory(ABC):
     def discard(self, *, name: str) -> None:  # noqa: B027  # most memories prepare nothing
         """Forget that `compensate` was called: the step is skipped, and memory stays as it is."""
 
+    def forget(self, *, name: str) -> None:
+        """Owe nothing of this name any more: all of it was sent."""
+        self.discard(name=name)
+        self._kept.pop(name, None)
+
     def give_back(self, sent: Tensor, *, name: str, codec: Codec | None = None) -> None:
         """Return what was encoded but never delivered: a message together with its codec, or the decoded tensor."""
         residual = self.residual(name)
