@@ -23,6 +23,7 @@ from ..errors import StateError
 from ..exchange import TwoShot
 from ..exchange.carrier import Carrier
 from ..exchange.two_shot import pieces
+from ..memory import ErrorFeedback
 from .parcels import Layout, Parcel
 
 if TYPE_CHECKING:
@@ -37,9 +38,13 @@ Kept = dict[str, dict[str, Tensor]]  # parameter -> kind of memory -> tensor in 
 # -------------------------------------------------------------------------------------------------- by parameter
 
 
-def remembered(link: Link, key: str) -> dict[str, Tensor]:
-    """One kind of memory of every compressed parameter, copied."""
-    return {name: tensors[key] for name, tensors in _by_parameter(link.carrier, link.layout, (key,)).items()}
+def residual(link: Link, name: str) -> Tensor:
+    """What is still to be sent of a parameter, copied; zeros if it travels exact."""
+    known = {parameter.name: parameter for parameter in link.parameters}
+    if name not in known:
+        raise StateError(f"the model trains no parameter {name}: it has {', '.join(known)}")
+    kept = _by_parameter(link.carrier, link.layout, ("residual",)).get(name)
+    return torch.zeros(known[name].shape, device=known[name].device) if kept is None else kept["residual"]
 
 
 def _by_parameter(carrier: Carrier, layout: Layout, keys: Sequence[str]) -> Kept:
@@ -68,7 +73,7 @@ def _put(carrier: Carrier, layout: Layout, kept: Kept) -> None:
 def _joined(parcel: Parcel, kept: Kept, key: str) -> Tensor:
     pieces_of_it = []
     for part in parcel.parts:
-        tensor = kept[part.name].get(key)
+        tensor = kept.get(part.name, {}).get(key)
         blank = torch.zeros(part.stop - part.start)
         pieces_of_it.append((blank if tensor is None else tensor.reshape(-1)).to(parcel.device, torch.float32))
     flat = torch.cat(pieces_of_it)
@@ -98,11 +103,15 @@ def pay_back_second_shots(old: Carrier, new: Carrier, world_size: int, layout: L
     It is part of a mean, and a memory part of a sum: hence times the number of ranks.
     """
     backs, old.backs = old.backs, {}
-    if not backs or new.memory is None:
+    if not backs:
         return
+    if new.memory is None:
+        new.memory = ErrorFeedback().start()  # whose content goes with the next step
     rank = old.rank
     for parcel in layout.parcels:
-        if parcel.name in backs and parcel.name in new.memory.names():
+        if parcel.name in backs:
+            if parcel.name not in new.memory.names():
+                new.memory.put(parcel.name, {key: _joined(parcel, {}, key) for key in new.memory.keeps})
             mine = list(pieces(parcel.numel, world_size))[rank]
             new.memory.residual(parcel.name).view(-1)[mine].add_(backs[parcel.name], alpha=world_size)
 

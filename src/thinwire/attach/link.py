@@ -105,7 +105,7 @@ class Link:
 
     def residual(self, name: str) -> Tensor:
         """A copy of what is still to be sent of a parameter, in its shape; zeros if nothing is."""
-        return checkpoint.remembered(self, "residual")[name]
+        return checkpoint.residual(self, name)
 
     def stats(self) -> dict[str, float]:
         """Bytes, seconds and what else was measured so far, under slashed names such as `comm/bytes_per_step`."""
