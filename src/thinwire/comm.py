@@ -116,7 +116,7 @@ class Network(ABC):
         """Row j goes to rank j; what comes back has the row from rank j in place j."""
         if rows.shape[0] != self.world_size:
             raise OptionError(f"all_to_all needs one row for each of {self.world_size} ranks, got {rows.shape[0]}")
-        out = torch.empty_like(rows) if out is None else out
+        out = torch.empty_like(rows, memory_format=torch.contiguous_format) if out is None else out
         if self.world_size == 1:
             return out.copy_(rows)
         sent = _bytes(rows) * (self.world_size - 1) // self.world_size

@@ -126,7 +126,7 @@ def unseen_position(ranks: Ranks, gradients: list[Tensor], leader: int) -> int:
     return int(u.argmin())
 
 
-@pytest.mark.parametrize("poison", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("poison", [-math.inf, math.nan])
 @pytest.mark.parametrize("place", ["compressed", "exact"])
 @pytest.mark.parametrize("text", RECIPES)
 def test_poison_on_one_rank_is_news_to_all_and_leaves_no_trace(text: str, place: str, poison: float) -> None:

@@ -258,7 +258,8 @@ class Link:
         finite = all(step.finite)
         if not step.whole:
             self._carrier.settle(finite=finite)
-            if step.flush and finite:
+            memory = self._carrier.memory
+            if step.flush and memory is not None and not memory.names():
                 self._carrier.memory = None
         if not finite:
             self._tell_of_overflow()

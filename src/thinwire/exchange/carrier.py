@@ -37,6 +37,7 @@ class _Carried:
     cargo: Cargo
     idle: list[Part]
     flushed: bool
+    unused: list[Part]  # on all ranks
     measured: Measured | None = None
 
 
@@ -106,11 +107,17 @@ class Carrier:
                 idle = [part for part in parts if not part.of(gradient).any()]
             shaped = _shaped(gradient, parts)
             self.memory.compensate(shaped, name=name, out=shaped)
-            for part in idle:
+            for part in () if flush else idle:
                 part.of(gradient).zero_()
+        told = cargo.exact.numel()
+        if self.memory is not None and may_be_unused:  # the ranks tell each other which parts they use
+            used = torch.tensor([float(part not in idle) for part in parts], device=gradient.device)
+            cargo.exact = torch.cat((cargo.exact, used))
         offered = _energy(gradient) if measure else 0.0
         delivery = self.recipe.exchange.mean(self.recipe.codec, cargo, network)
-        carried = self._carried[name] = _Carried(cargo, idle, flush)
+        unused = [part for part, share in zip(parts, delivery.exact[told:].tolist(), strict=False) if share == 0]
+        delivery = dataclasses.replace(delivery, exact=delivery.exact[:told])
+        carried = self._carried[name] = _Carried(cargo, idle, flush, unused)
         if measure and delivery.finite:
             rest = _energy(cargo.u)
             carried.measured = Measured(1.0 - rest / offered if offered else 1.0, rest**0.5)
@@ -137,12 +144,26 @@ class Carrier:
                 self.memory.discard(name=name)
                 self._spare[name] = cargo.u
             elif one.flushed:
-                self.memory.forget(name=name)
+                self._forget(name, keep=one.unused)
             else:
                 for part in one.idle:
-                    part.of(cargo.u).add_(part.of(self.memory.residual(name).view(-1)))
+                    if part in one.unused:  # whatever zeros were written as is thrown away
+                        part.of(cargo.u).zero_()
+                idle = [slice(part.start, part.stop) for part in one.idle]
                 rest = _shaped(cargo.u, cargo.parts)
-                self._spare[name] = self.memory.keep(rest, name=name, positions=cargo.positions).view(-1)
+                spare = self.memory.keep(rest, name=name, positions=cargo.positions, idle=idle)
+                self._spare[name] = spare.view(-1)
+
+    def _forget(self, name: str, *, keep: Sequence[Part]) -> None:
+        """All was sent but the parts that no rank used, whose mean is thrown away: they are still owed."""
+        assert self.memory is not None
+        owed = {key: torch.zeros_like(tensor) for key, tensor in self.memory.tensors(name).items()}
+        for key, tensor in self.memory.tensors(name).items():
+            for part in keep:
+                part.of(owed[key].view(-1)).copy_(part.of(tensor.view(-1)))
+        self.memory.forget(name=name)
+        if any(tensor.any() for tensor in owed.values()):
+            self.memory.put(name, owed)
 
     def restart(self) -> None:
         """Forget what codecs carry on and all buffers, but not the memory."""

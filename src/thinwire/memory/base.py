@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,13 +78,16 @@ class RunningMemory(ABC):
     def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
         """Keep u - sent; nothing changes if either is not finite."""
 
-    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None) -> Tensor:
+    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None, idle: Sequence[slice] = ()) -> Tensor:
         """`rest`, what an exchange left of u, is what is remembered from now on: the tensor itself, not a copy.
 
-        `positions` are those that a sparse codec sent. Returns the tensor that held the residual before, which may now
+        `positions` are those that a sparse codec sent; what was remembered of the `idle` elements was not part of u and
+        is added. Returns the tensor that held the residual before, which may now
         be used for the next u. Nothing is checked: who calls this knows that the step was finite on all ranks.
         """
         kept = self._kept_of(name, rest)
+        for part in idle:
+            rest.view(-1)[part] += kept["residual"].view(-1)[part]
         kept["residual"], spare = rest, kept["residual"]
         return spare
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,13 +115,15 @@ class MomentumMemory(RunningMemory):
         self._advanced[name] = advanced
         return torch.add(kept["residual"], growth, out=out)
 
-    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None) -> Tensor:
+    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None, idle: Sequence[slice] = ()) -> Tensor:
         advanced = self._prepared(name)
         if self.options.masking and positions is not None:
             advanced.view(-1)[positions.to(torch.int64)] = 0.0
         kept = self._kept_of(name, rest)
+        for part in idle:
+            advanced.view(-1)[part] = kept["momentum"].view(-1)[part]
         kept["momentum"], self._spare[name] = advanced, kept["momentum"]
-        return super().keep(rest, name=name)
+        return super().keep(rest, name=name, idle=idle)
 
     def discard(self, *, name: str) -> None:
         if name in self._advanced:
