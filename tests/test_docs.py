@@ -15,19 +15,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import thinwire as tw
 from thinwire import Codec, Draw
+from thinwire.attach.parcels import TINY, one_dimensional_or_tiny
 from thinwire.codecs.low_rank import LowRank
 from thinwire.codecs.sparse import SparseCodec
 from thinwire.kernels import reference
+from thinwire.observe import BucketRecord, Meter, Records
 from thinwire.recipe import STAGES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "thinwire"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODECS_PAGE = ROOT / "docs" / "codecs.md"
+DDP_PAGE = ROOT / "docs" / "ddp.md"
 KERNELS_PAGE = ROOT / "docs" / "kernels.md"
 RESULTS = ROOT / "benchmarks" / "kernels.json"
 CODECS = {name for name, stage in STAGES.items() if issubclass(stage, Codec)}
@@ -79,8 +83,7 @@ def cases(title: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_python_blocks_run_and_print_what_they_say(page: Path, alone: None) -> None:
     namespace: dict[str, Any] = {"__name__": "__docs__"}
     for number, source in enumerate(blocks(page, "python"), start=1):
         printed = io.StringIO()
@@ -89,6 +92,18 @@ def test_python_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, m
         lines = printed.getvalue().splitlines()
         for promised in re.findall(r"^ *print\(.*\)  # -> (.*)$", source, re.MULTILINE):
             assert promised in lines
+    assert not dist.is_initialized()  # who begins also ends
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder, and what torchrun would say to the only rank."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+        monkeypatch.setenv(name, value)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -109,6 +124,7 @@ def test_counts_in_the_readme() -> None:
     exchanges = [stage for stage in STAGES.values() if issubclass(stage, tw.Exchange)]
     assert f"| codecs | {len(CODECS)}:" in readme
     assert f"| exchanges | {len(exchanges)}:" in readme
+    assert f"; {len(tw.PRESETS)} presets;" in readme
     assert f"| kernels | {len(kernel_names())} loops" in readme
     assert f"All {len(CODECS)} are in" in (ROOT / "docs" / "recipes.md").read_text()
 
@@ -309,6 +325,44 @@ def test_memories_and_exchanges_are_all_there() -> None:
         assert set(named) == {name for name, stage in STAGES.items() if issubclass(stage, base)}
         for name, options in named.items():
             assert re.findall(r"`(\w+)=", options) == STAGES[name].option_names(), name
+
+
+def test_presets_are_those_of_the_code() -> None:
+    told = [[cell.strip("`") for cell in cells] for cells in rows(section(ROOT / "docs" / "recipes.md", "Presets"))]
+    assert [(name, recipe) for name, recipe, _, _ in told] == list(tw.PRESETS.items())
+    for name, _, size, sentence in told:
+        recipe = tw.parse(name)
+        assert size == f"{recipe.exchange.sent_bytes(recipe.codec, MILLION, world_size=4, shapes=[SHAPE]):,}", name
+        assert sentence.endswith(".")
+
+
+# ------------------------------------------------------------------------------------------------------------ ddp
+
+
+def test_arguments_are_those_of_attach() -> None:
+    told = {cells[0].strip("`"): cells[1] for cells in rows(section(DDP_PAGE, "Arguments"))}
+    real = inspect.signature(tw.attach).parameters
+    assert list(told) == [name for name, parameter in real.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    for name, default in told.items():
+        if default.startswith("`"):
+            assert default.strip("`") == repr(real[name].default), name
+    assert told["exempt"] == f"one-dimensional or below {TINY} elements"
+    assert real["exempt"].default is one_dimensional_or_tiny
+
+
+def test_metrics_are_those_of_the_meter() -> None:
+    told = {cells[0].strip("`"): cells[-1] for cells in rows(section(DDP_PAGE, "Observing"))}
+    records = Records()
+    meter = Meter(sinks=[records])
+    for bare in (BucketRecord("bucket0", 1, 2, 0.0, 0.0, 0.0), BucketRecord("bucket0", 1, 2, 0.0, 0.0, 0.0, 1.0, 1.0)):
+        bare.agree = None if bare.gain is None else True
+        meter.record(bare)
+        meter.finish_step(0, exposed_seconds=0.0, finite=True, recipe="")
+        entry = {name for name in records.entries[-1] if name != "step" and not name.startswith("bucket/")}
+        sampled = {name for name, where in told.items() if bare.agree is None and where.endswith("sampled")}
+        assert entry == {name for name, where in told.items() if where.startswith("both")} - sampled
+        assert meter.stats().keys() == told.keys() - sampled
+        assert "bucket/bucket0/bytes" in records.entries[-1]
 
 
 # -------------------------------------------------------------------------------------------------------- kernels

@@ -30,7 +30,8 @@ def run(name: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_the_launch_line_is_on_top(path: Path) -> None:
-    assert f"python examples/{path.name}" in path.read_text().split('"""')[1]
+    launcher = r"(python|torchrun --nproc-per-node \d)"
+    assert re.search(rf"^{launcher} examples/{path.name}", path.read_text().split('"""')[1], re.MULTILINE)
 
 
 def test_compress_one_tensor_keeps_its_promises() -> None:

@@ -7,6 +7,7 @@ all-to-all), so that they can be predicted; a broadcast is counted as the mean o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -248,7 +249,8 @@ class Communicator(Network):
         """Release the connections, if this communicator made them."""
         group, self._group = self._group, None
         if self._own and group is not None and dist.is_initialized():
-            dist.destroy_process_group(group)
+            with contextlib.suppress(ValueError):  # the program has destroyed all groups and begun anew
+                dist.destroy_process_group(group)
 
     # -------------------------------------------------------------------------------------- torch.distributed
 

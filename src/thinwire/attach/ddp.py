@@ -3,6 +3,7 @@
 No `from __future__ import annotations` here: DDP compares the annotations of a hook with live objects.
 """
 
+import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -63,7 +64,8 @@ def attach(
         raise OptionError(f"warmup_steps is a number of steps, 0 or more, not {warmup_steps}")
     communicator = Communicator(ddp.process_group)
     found = _trained(ddp)
-    known = [Parameter.of(name, parameter, _exempt(exempt, found)) for name, parameter in found.items()]
+    exempts, sparse = _exempt(exempt, found), _sparse(ddp)
+    known = [Parameter.of(name, p, exempts, sparse=id(p) in sparse) for name, p in found.items()]
     cap = int(ddp.bucket_bytes_cap)
     link = Link(
         known,
@@ -73,12 +75,16 @@ def attach(
         seed=seed,
         warmup_steps=warmup_steps,
         layout=Layout.planned(known, first=min(_FIRST_BUCKET, cap), cap=cap),
-        first_step_waits=bool(ddp.static_graph),
-        may_be_unused=bool(ddp.find_unused_parameters) and not ddp.static_graph,
+        model=weakref.ref(ddp),
+        finds_unused=bool(ddp.find_unused_parameters),
         scaler=scaler,
         meter=Meter(sinks=sinks, every=log_every, sample_every=sample_every),
     )
-    ddp.register_comm_hook(link, thinwire_hook)
+    try:
+        ddp.register_comm_hook(link, thinwire_hook)
+    except RuntimeError as refusal:  # a hook written in C++, of which the model keeps no list
+        link.close()
+        raise AttachError(_ANOTHER_HOOK) from refusal
     return link
 
 
@@ -96,6 +102,9 @@ _PYTHON_REDUCER = (
     'torch._dynamo.config.optimize_ddp = "python_reducer" calls hooks for single gradients and ignores their result: '
     "set it to True, or leave it as it was, before building the DDP model"
 )
+_ONE_HOOK = "a DDP model takes one communication hook only, and "
+_ATTACHED = f"{_ONE_HOOK}thinwire is attached: use link.set_recipe to change the recipe"
+_ANOTHER_HOOK = f"{_ONE_HOOK}it has one: build the model anew without it"
 
 
 def _checked_model(model: torch.nn.Module) -> DistributedDataParallel:
@@ -115,10 +124,7 @@ def _checked_model(model: torch.nn.Module) -> DistributedDataParallel:
     hooks = getattr(ddp, "_comm_hooks", [])
     hooks[:] = [hook for hook in hooks if not isinstance(hook[1], Detached)]  # a copied model has no hook
     if hooks:
-        taken = "thinwire is attached: use link.set_recipe to change the recipe"
-        if not isinstance(hooks[0][1], Link):
-            taken = "it has one: build the model anew without it"
-        raise AttachError(f"a DDP model takes one communication hook only, and {taken}")
+        raise AttachError(_ATTACHED if isinstance(hooks[0][1], Link) else _ANOTHER_HOOK)
     return ddp
 
 
@@ -127,6 +133,12 @@ def _trained(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     ignored: set[str] = getattr(ddp, "parameters_to_ignore", set())
     named = ddp.module.named_parameters()
     return {name: parameter for name, parameter in named if parameter.requires_grad and name not in ignored}
+
+
+def _sparse(ddp: DistributedDataParallel) -> set[int]:
+    """Parameters that DDP expects sparse gradients of, by id; it looks at the same."""
+    tables = [m for m in ddp.module.modules() if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse]
+    return {id(parameter) for table in tables for parameter in table.parameters(recurse=False)}
 
 
 def _exempt(exempt: Exempt | Collection[str], found: Collection[str]) -> Exempt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,7 +24,7 @@ from .agreement import check_agreement
 from .conductor import Conductor
 from .copies import Detached, warn_of_copy
 from .courier import Courier
-from .parcels import Layout, Parameter, Parcel
+from .parcels import Layout, Parameter, Parcel, as_parameter
 from .recipes import carried_over, checked_recipe, is_dense
 from .step import Step
 
@@ -56,8 +57,8 @@ class Link:
         seed: int,
         warmup_steps: int,
         layout: Layout,
-        first_step_waits: bool,
-        may_be_unused: bool,
+        model: Callable[[], torch.nn.Module | None],
+        finds_unused: bool,
         scaler: Scaler | None,
         meter: Meter,
     ) -> None:
@@ -73,13 +74,13 @@ class Link:
         self._conductor: Conductor | None = None
         self._closing: Callable[[], object] = lambda: None
         self._carrier = Carrier(recipe, seed=seed)
-        self._may_be_unused = may_be_unused
+        self._finds_unused = finds_unused
         self._scaler = scaler
         self.scale = None if scaler is None else scaler.get_scale()  # of the loss, that memories are kept at
         self._open: Step | None = None
         self._failure: ThinwireError | None = None
         self._passes = 0  # since attach, for what DDP does in its first steps only
-        self._first_step_waits = first_step_waits
+        self._model = model  # weak: DDP's reducer keeps this link alive
         self._told_of_overflow = False
         self._agree_on(recipe, "recipe")
 
@@ -187,7 +188,8 @@ class Link:
         if step.whole or buffer.is_sparse or names[0] not in self.layout.of:
             self._send_whole(step, buffer, names)
         else:
-            step.views.update(zip(names, bucket.gradients(), strict=True))
+            gradients = zip(bucket.parameters(), bucket.gradients(), strict=True)
+            step.views.update(zip(names, (as_parameter(*pair) for pair in gradients), strict=True))
             for parcel in {self.layout.of[name].index: self.layout.of[name] for name in names}.values():
                 if all(name in step.views for name in parcel.names):
                     self._dispatch(step, parcel)
@@ -210,7 +212,7 @@ class Link:
         """As DDP itself does it: divided, then summed in place."""
         if self.world_size > 1:
             buffer.mul_(1.0 / self.world_size)
-            step.pending.append((_label(names), self._communicator.start_all_reduce(buffer)))
+            step.pending.append((_label(names), buffer, self._communicator.start_all_reduce(buffer)))
 
     def _dispatch(self, step: Step, parcel: Parcel) -> None:
         conductor = self._conductor
@@ -218,7 +220,7 @@ class Link:
         ready = torch.cuda.Event() if parcel.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if ready is not None:
             ready.record()
-        courier = Courier(self._carrier, self.meter, may_be_unused=self._may_be_unused)
+        courier = Courier(self._carrier, self.meter, may_be_unused=self._finds_unused and not self._is_static())
         conductor.submit(parcel.index, functools.partial(courier.send, step, parcel, ready))
 
     # ------------------------------------------------------------------------------------------- the end of a step
@@ -226,8 +228,9 @@ class Link:
     def _end_later(self, step: Step) -> None:
         """Finish when backward does, or now where that would be too late."""
         complete = len(step.arrived) == len(self._names)
-        at_once = self._first_step_waits and self._passes == 0
-        if not at_once and (step.queued or self._queue(step)):
+        at_once = self._passes == 0 and self._is_static()
+        # With the last bucket once more: in a reentrant checkpoint, DDP waits at the end of that inner backward.
+        if not at_once and ((step.queued and not complete) or self._queue(step)):
             return
         if complete:
             self._finish(step)
@@ -272,13 +275,16 @@ class Link:
 
     def _wait_for(self, step: Step) -> None:
         before = self._communicator.traffic
-        for label, pending in step.pending:
+        for label, buffer, pending in step.pending:
             try:
                 pending.wait()
             except ExchangeError as failure:
                 raise ExchangeError(
                     f"{label} could not be sent by {self.recipe} in step {step.number}: {failure}"
                 ) from failure
+            if not step.whole:  # beside parcels, whose memories depend on it
+                values = buffer.coalesce().values() if buffer.is_sparse else buffer
+                step.finite.append(bool(values.isfinite().all()))
         sent = self._communicator.traffic - before
         if step.pending:
             self.meter.record(BucketRecord("whole", sent.bytes, sent.bytes, 0.0, sent.seconds, 0.0))
@@ -287,7 +293,7 @@ class Link:
 
     def _settle_layout(self, step: Step) -> None:
         """Once DDP has put its buckets in order, parcels follow it: a parcel should not wait for a later bucket."""
-        if self.layout_is_final or self._passes <= 1 + self._first_step_waits:
+        if self.layout_is_final or self._passes <= 1 + self._is_static():
             return
         self.layout_is_final = True
         groups = [[name for name in group if name in self.layout.of] for group in step.groups]
@@ -314,10 +320,18 @@ class Link:
         """Nothing can be repaired: the ranks are no longer at the same place. Leave no thread and no socket behind."""
         self._failure = failure
         self._open = None
+        _release(failure)
         self._closing()
+        model = self._model()
+        if model is not None:  # DDP itself would say INTERNAL ASSERT FAILED, please report a bug
+            model.register_forward_pre_hook(lambda *_: self._check_usable())
         raise failure from cause
 
     # ------------------------------------------------------------------------------------------------- starting
+
+    def _is_static(self) -> bool:
+        """Asked at every step, as `_set_static_graph` may be called after attach."""
+        return bool(getattr(self._model(), "static_graph", False))
 
     def _agree_on(self, recipe: Recipe, fact: str) -> None:
         parameters = " ".join(f"{p.name}{list(p.shape)}{'=' if p.exact else ''}" for p in self.parameters)
@@ -333,6 +347,13 @@ class Link:
             lanes = [self._communicator.twin() for _ in range(min(_LANES, len(self.layout.parcels)))]
             self._conductor = Conductor(lanes)
             self._closing = weakref.finalize(self, self._conductor.close)
+
+
+def _release(failure: BaseException | None) -> None:
+    """Whoever keeps an exception keeps the variables of its frames, and with them the sockets of a collective."""
+    while failure is not None:
+        traceback.clear_frames(failure.__traceback__)
+        failure = failure.__cause__ or failure.__context__
 
 
 def _label(names: Sequence[str]) -> str:

@@ -41,10 +41,12 @@ class Parameter:
     dtype: torch.dtype
     device: torch.device
     exact: bool
+    sparse: bool = False  # its gradients are, and travel as they are
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor, exempt: Exempt) -> Parameter:
-        return cls(name, tuple(tensor.shape), tensor.numel(), tensor.dtype, tensor.device, exempt(name, tensor))
+    def of(cls, name: str, tensor: Tensor, exempt: Exempt, *, sparse: bool = False) -> Parameter:
+        exact = exempt(name, tensor)
+        return cls(name, tuple(tensor.shape), tensor.numel(), tensor.dtype, tensor.device, exact, sparse)
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.device]:
@@ -106,7 +108,7 @@ class Layout:
         open_groups: dict[object, tuple[list[str], int]] = {}
         started: set[object] = set()
         for parameter in reversed(parameters):
-            if parameter.dtype not in COMPRESSIBLE:
+            if parameter.dtype not in COMPRESSIBLE or parameter.sparse:
                 continue
             group, size = open_groups.pop(parameter.kind, ([], 0))
             if not group:
@@ -141,11 +143,21 @@ def _parts(parameters: Iterable[Parameter]) -> tuple[Part, ...]:
 def gather(parts: Sequence[Part], views: Mapping[str, Tensor], out: Tensor) -> Tensor:
     """The gradients one after the other, in float32."""
     for part in parts:
-        part.of(out).copy_(views[part.name].view(-1))
+        part.of(out).view(part.shape).copy_(views[part.name])
     return out
 
 
 def scatter(parts: Sequence[Part], flat: Tensor, views: Mapping[str, Tensor]) -> None:
     """Back to where each gradient came from, in its own type."""
     for part in parts:
-        views[part.name].view(-1).copy_(part.of(flat))
+        views[part.name].copy_(part.of(flat).view(part.shape))
+
+
+def as_parameter(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """DDP shows every gradient of a bucket row by row, but it lies there as its parameter does (channels_last)."""
+    if parameter.is_contiguous():
+        return gradient
+    outer_first = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+    if not parameter.permute(outer_first).is_contiguous():  # it has holes, and DDP packs its gradient row by row
+        return gradient
+    return gradient.as_strided(parameter.shape, parameter.stride(), gradient.storage_offset())

@@ -23,7 +23,7 @@ class Step:
     arrived: set[str] = dataclasses.field(default_factory=set)
     groups: list[list[str]] = dataclasses.field(default_factory=list)
     views: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    pending: list[tuple[str, Pending]] = dataclasses.field(default_factory=list)
+    pending: list[tuple[str, Tensor, Pending]] = dataclasses.field(default_factory=list)
     finite: list[bool] = dataclasses.field(default_factory=list)
     _futures: list[tuple[Future[Tensor], Tensor]] = dataclasses.field(default_factory=list)
 
