@@ -46,7 +46,7 @@ def refusals(rank: int, world_size: int, two: Path, four: Path) -> dict[str, str
         "a number": changed(own, info="3"),
         "no layout": changed(own, info=json.dumps({k: v for k, v in info.items() if k != "layout"})),
         "no step": changed(own, info=json.dumps({k: v for k, v in info.items() if k != "step"})),
-        "codecs cut short": changed(own, codecs=part["codecs"][:100]),
+        "buckets cut short": changed(own, buckets=part["buckets"][:100]),
         "no codecs": changed(own, codecs=None),
         "no memory": changed(own, memory=None),
         "memory of one less": changed(own, memory={k: v for k, v in memory.items() if k != "first.weight"}),

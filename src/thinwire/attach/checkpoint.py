@@ -2,8 +2,10 @@
 
 Every rank saves a part of its own under `<rank>of<world size>`, by parameter name:
 
-    info      text: recipe, step, seed, loss scale, layout       codecs   bytes: what codecs carry from step to step
-    memory    parameter -> what the memory keeps of it           back     bucket -> what two_shot kept back
+    info      text: recipe, step, seed, loss scale, layout
+    memory    parameter -> what the memory keeps of it
+    buckets   bytes: what codecs carry from step to step and what two_shot kept back, by bucket of that layout; as bytes,
+              because DCP loads tensors only into tensors of the same size, and a new link has another layout
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from torch import Tensor
 
 from ..codecs.base import State
 from ..errors import StateError
-from ..exchange import TwoShot
 from ..exchange.carrier import Carrier
 from ..exchange.two_shot import pieces
 from ..memory import ErrorFeedback
@@ -133,28 +134,24 @@ def state_of(link: Link) -> dict[str, Any]:
         "layout_is_final": link.layout_is_final,
         "memory": None if carrier.memory is None else carrier.memory.kind,
     }
-    part: dict[str, Any] = {"info": json.dumps(info), "codecs": _bytes_of(carrier.states)}
+    part: dict[str, Any] = {
+        "info": json.dumps(info),
+        "buckets": _bytes_of({"states": carrier.states, "backs": carrier.backs}),
+    }
     if carrier.memory is not None:
         part["memory"] = _by_parameter(carrier, link.layout, carrier.memory.keeps)
-    if isinstance(link.recipe.exchange, TwoShot) and link.recipe.exchange.feedback:
-        part["back"] = _backs(link)
     return {f"{link.rank}of{link.world_size}": part}
 
 
-def _backs(link: Link) -> dict[str, Tensor]:
-    """Also what is still zero, because DCP loads only into tensors that are there."""
-    backs = {}
-    for parcel in link.layout.parcels:
-        mine = list(pieces(parcel.numel, link.world_size))[link.rank]
-        blank = torch.zeros(mine.stop - mine.start, dtype=torch.float32, device=parcel.device)
-        backs[parcel.name] = link.carrier.backs.get(parcel.name, blank).clone()
-    return backs
-
-
-def _bytes_of(states: Mapping[str, State]) -> bytes:
+def _bytes_of(content: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    torch.save(dict(states), buffer)
+    torch.save(dict(content), buffer)
     return buffer.getvalue()
+
+
+def _content_of(part: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(io.BytesIO(part["buckets"]), weights_only=True)
+    return content
 
 
 # ------------------------------------------------------------------------------------------------------- loading
@@ -183,10 +180,9 @@ def load(link: Link, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> 
         _put(carrier, link.layout, _added(link, [parts[rank] for rank in mine], world))
     same = world == link.world_size
     if info["recipe"] == str(link.recipe) and mine:
-        states = torch.load(io.BytesIO(parts[mine[0]]["codecs"]), weights_only=True)
-        carrier.states = dict(states)
+        carrier.states = _content_of(parts[mine[0]])["states"]
     if same:
-        carrier.backs = {name: tensor.clone() for name, tensor in parts[mine[0]].get("back", {}).items()}
+        carrier.backs = _content_of(parts[mine[0]])["backs"]
 
 
 def _parts(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[dict[int, Mapping[str, Any]], int]:
@@ -196,7 +192,7 @@ def _parts(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[dict
     for state in states:
         for key, part in state.items():
             match = _PART.fullmatch(key)
-            if match is None or not isinstance(part, Mapping) or not {"info", "codecs"} <= part.keys():
+            if match is None or not isinstance(part, Mapping) or not {"info", "buckets"} <= part.keys():
                 raise StateError(f"this is not the state of a link (it has {key!r}): give what link.state_dict() gave")
             parts[int(match[1])] = part
             worlds.add(int(match[2]))
@@ -257,9 +253,9 @@ def _added(link: Link, parts: Sequence[Mapping[str, Any]], world: int) -> Kept:
 
 
 def _add_backs(link: Link, part: Mapping[str, Any], world: int, kept: Kept) -> None:
-    rank = json.loads(part["info"]).get("rank", 0)
+    rank, backs = _info(part)["rank"], _content_of(part)["backs"]
     for parcel in link.layout.parcels:
-        back = part.get("back", {}).get(parcel.name)
+        back = backs.get(parcel.name)
         if back is None:
             continue
         flat = torch.zeros(parcel.numel)
