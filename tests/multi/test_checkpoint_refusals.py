@@ -47,7 +47,7 @@ def refusals(rank: int, world_size: int, two: Path, four: Path) -> dict[str, str
         "no layout": changed(own, info=json.dumps({k: v for k, v in info.items() if k != "layout"})),
         "no step": changed(own, info=json.dumps({k: v for k, v in info.items() if k != "step"})),
         "buckets cut short": changed(own, buckets=part["buckets"][:100]),
-        "no codecs": changed(own, codecs=None),
+        "no buckets": changed(own, buckets=None),
         "no memory": changed(own, memory=None),
         "memory of one less": changed(own, memory={k: v for k, v in memory.items() if k != "first.weight"}),
         "memory of one more": changed(own, memory=memory | {"other.weight": {"residual": torch.zeros(3)}}),

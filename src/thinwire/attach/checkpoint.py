@@ -4,7 +4,7 @@ Every rank saves a part of its own under `<rank>of<world size>`, by parameter na
 
     info      text: recipe, step, seed, loss scale, layout
     memory    parameter -> what the memory keeps of it
-    buckets   bytes: what codecs carry from step to step and what two_shot kept back, by bucket of that layout; as bytes,
+    buckets   bytes: what codecs carry from step to step and what two_shot kept back, by bucket of that layout;
               because DCP loads tensors only into tensors of the same size, and a new link has another layout
 """
 
@@ -150,8 +150,11 @@ def _bytes_of(content: Mapping[str, Any]) -> bytes:
 
 
 def _content_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(io.BytesIO(part["buckets"]), weights_only=True)
-    return content
+    try:
+        content = torch.load(io.BytesIO(part["buckets"]), weights_only=True)
+        return {"states": dict(content["states"]), "backs": dict(content["backs"])}
+    except Exception as damage:  # of many types, whatever the unpickler met
+        raise StateError(f"the saved state is damaged ({damage!r}): save it anew") from None
 
 
 # ------------------------------------------------------------------------------------------------------- loading
@@ -166,23 +169,28 @@ def load(link: Link, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> 
             f"rank {link.rank} of {link.world_size} needs the state of rank {missing[0]} of {world}, and was given "
             f"that of {', '.join(map(str, sorted(parts)))}: save one per rank, and load all if their number changed"
         )
-    info = _info(parts[mine[0] if mine else min(parts)])
+    infos = {rank: _info(part) for rank, part in parts.items()}
+    info = infos[mine[0] if mine else min(parts)]
+    if any(other["step"] != info["step"] for other in infos.values()):
+        raise StateError("the states were saved after different steps: give those of one checkpoint")
     _check_fits(link, info)
-    link.layout = Layout(link.parameters, info["layout"])
-    link.layout_is_final = info["layout_is_final"] or link.layout_is_final
+    # Everything that may fail comes first: a state is loaded whole or not at all.
+    layout, carrier = Layout(link.parameters, info["layout"]), link.carrier
+    content = _content_of(parts[mine[0]]) if mine else {"states": {}, "backs": {}}
+    kept = None if carrier.memory is None else _added(link, layout, [parts[rank] for rank in mine], world)
+    link.agree_on_step(info["step"])
+    link.layout, link.layout_is_final = layout, info["layout_is_final"] or link.layout_is_final
     link.step, link.seed = info["step"], info["seed"]
-    carrier = link.carrier
     carrier.seed = link.seed
     carrier.restart()
     if info["scale"] is not None:
         link.scale = info["scale"]  # the next step follows the scaler from there
-    if carrier.memory is not None:
-        _put(carrier, link.layout, _added(link, [parts[rank] for rank in mine], world))
-    same = world == link.world_size
-    if info["recipe"] == str(link.recipe) and mine:
-        carrier.states = _content_of(parts[mine[0]])["states"]
-    if same:
-        carrier.backs = _content_of(parts[mine[0]])["backs"]
+    if kept is not None:
+        _put(carrier, layout, kept)
+    if info["recipe"] == str(link.recipe):
+        carrier.states = content["states"]
+    if world == link.world_size:
+        carrier.backs = content["backs"]
 
 
 def _parts(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[dict[int, Mapping[str, Any]], int]:
@@ -232,11 +240,11 @@ def _check_fits(link: Link, info: Mapping[str, Any]) -> None:
         _log.warning("the state was saved with %s and is loaded into %s", info["recipe"], link.recipe)
 
 
-def _added(link: Link, parts: Sequence[Mapping[str, Any]], world: int) -> Kept:
+def _added(link: Link, layout: Layout, parts: Sequence[Mapping[str, Any]], world: int) -> Kept:
     """The sum of several old ranks' memories; without any of them, zeros, which the sum over all ranks allows."""
     memory = link.carrier.memory
     assert memory is not None
-    kept = _by_parameter(Carrier(link.recipe), link.layout, memory.keeps)
+    kept = _by_parameter(Carrier(link.recipe), layout, memory.keeps)
     for part in parts:
         for name, tensors in part.get("memory", {}).items():
             for key, tensor in tensors.items():
@@ -248,13 +256,13 @@ def _added(link: Link, parts: Sequence[Mapping[str, Any]], world: int) -> Kept:
                         )
                     kept[name][key] += tensor.to(kept[name][key].device)
         if world != link.world_size:
-            _add_backs(link, part, world, kept)
+            _add_backs(layout, part, world, kept)
     return kept
 
 
-def _add_backs(link: Link, part: Mapping[str, Any], world: int, kept: Kept) -> None:
+def _add_backs(layout: Layout, part: Mapping[str, Any], world: int, kept: Kept) -> None:
     rank, backs = _info(part)["rank"], _content_of(part)["backs"]
-    for parcel in link.layout.parcels:
+    for parcel in layout.parcels:
         back = backs.get(parcel.name)
         if back is None:
             continue

@@ -333,6 +333,11 @@ class Link:
         """Asked at every step, as `_set_static_graph` may be called after attach."""
         return bool(getattr(self._model(), "static_graph", False))
 
+    def agree_on_step(self, step: int) -> None:
+        """Raise on all ranks if they resume after different steps: their draws and turns would not match."""
+        device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        check_agreement(self._communicator, {"step of the state": str(step)}, device=device)
+
     def _agree_on(self, recipe: Recipe, fact: str) -> None:
         parameters = " ".join(f"{p.name}{list(p.shape)}{'=' if p.exact else ''}" for p in self.parameters)
         facts = {fact: str(recipe), "seed": str(self.seed), "warm-up": str(self.warmup_steps)}
