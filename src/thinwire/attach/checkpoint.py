@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _VERSION = 1
 _PART = re.compile(r"(\d+)of(\d+)")
+_INFO = {"recipe", "rank", "step", "seed", "scale", "layout", "layout_is_final", "memory"}
 Kept = dict[str, dict[str, Tensor]]  # parameter -> kind of memory -> tensor in the parameter's shape
 
 
@@ -218,7 +219,9 @@ def _info(part: Mapping[str, Any]) -> dict[str, Any]:
     try:
         info: dict[str, Any] = json.loads(part["info"])
         version = info["version"]
-    except (KeyError, TypeError, ValueError) as damage:
+        if version == _VERSION and (missing := _INFO - info.keys()):
+            raise KeyError(min(missing))
+    except (AttributeError, KeyError, TypeError, ValueError) as damage:
         raise StateError(f"the saved state is damaged ({damage!r}): save it anew") from None
     if version != _VERSION:
         raise StateError(f"the state was saved in format {version}, this thinwire reads {_VERSION}: use that version")
@@ -246,7 +249,10 @@ def _added(link: Link, layout: Layout, parts: Sequence[Mapping[str, Any]], world
     assert memory is not None
     kept = _by_parameter(Carrier(link.recipe), layout, memory.keeps)
     for part in parts:
-        for name, tensors in part.get("memory", {}).items():
+        saved = part.get("memory", {})
+        if _info(part)["memory"] is not None and saved.keys() != kept.keys():
+            raise StateError("the saved state is damaged (its memory is not that of the model): save it anew")
+        for name, tensors in saved.items():
             for key, tensor in tensors.items():
                 if key in kept[name]:
                     if tensor.shape != kept[name][key].shape:
