@@ -85,7 +85,7 @@ def _joined(parcel: Parcel, kept: Kept, key: str) -> Tensor:
 def move(link: Link, layout: Layout) -> None:
     """Take over another layout; what is remembered goes with its parameters."""
     carrier, old = link.carrier, link.layout
-    pay_back_second_shots(carrier, carrier, link.world_size, old)
+    pay_back_second_shots(link, carrier, carrier)
     if carrier.memory is not None:
         _put(carrier, layout, _by_parameter(carrier, old, carrier.memory.keeps))
     by_part: dict[str, State] = {}
@@ -99,7 +99,7 @@ def move(link: Link, layout: Layout) -> None:
     link.layout = layout
 
 
-def pay_back_second_shots(old: Carrier, new: Carrier, world_size: int, layout: Layout) -> None:
+def pay_back_second_shots(link: Link, old: Carrier, new: Carrier) -> None:
     """What a second shot kept back is owed by this rank alone; without a second shot its memory owes it.
 
     It is part of a mean, and a memory part of a sum: hence times the number of ranks.
@@ -109,13 +109,12 @@ def pay_back_second_shots(old: Carrier, new: Carrier, world_size: int, layout: L
         return
     if new.memory is None:
         new.memory = ErrorFeedback().start()  # whose content goes with the next step
-    rank = old.rank
-    for parcel in layout.parcels:
+    for parcel in link.layout.parcels:
         if parcel.name in backs:
             if parcel.name not in new.memory.names():
                 new.memory.put(parcel.name, {key: _joined(parcel, {}, key) for key in new.memory.keeps})
-            mine = list(pieces(parcel.numel, world_size))[rank]
-            new.memory.residual(parcel.name).view(-1)[mine].add_(backs[parcel.name], alpha=world_size)
+            mine = list(pieces(parcel.numel, link.world_size))[link.rank]
+            new.memory.residual(parcel.name).view(-1)[mine].add_(backs[parcel.name], alpha=link.world_size)
 
 
 # -------------------------------------------------------------------------------------------------------- saving
@@ -177,8 +176,12 @@ def load(link: Link, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> 
     _check_fits(link, info)
     # Everything that may fail comes first: a state is loaded whole or not at all.
     layout, carrier = Layout(link.parameters, info["layout"]), link.carrier
-    content = _content_of(parts[mine[0]]) if mine else {"states": {}, "backs": {}}
-    kept = None if carrier.memory is None else _added(link, layout, [parts[rank] for rank in mine], world)
+    # A rank that is new takes another's codec states: power iterations must start alike everywhere.
+    content = _content_of(parts[mine[0] if mine else min(parts)])
+    memory = carrier.memory
+    if memory is None and content["backs"] and world != link.world_size:
+        memory = ErrorFeedback().start()  # what second shots of other pieces kept back goes with the next step
+    kept = None if memory is None else _added(link, memory.keeps, layout, [parts[rank] for rank in mine], world)
     link.agree_on_step(info["step"])
     link.layout, link.layout_is_final = layout, info["layout_is_final"] or link.layout_is_final
     link.step, link.seed = info["step"], info["seed"]
@@ -186,12 +189,15 @@ def load(link: Link, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> 
     carrier.restart()
     if info["scale"] is not None:
         link.scale = info["scale"]  # the next step follows the scaler from there
+    carrier.memory = memory
     if kept is not None:
         _put(carrier, layout, kept)
     if info["recipe"] == str(link.recipe):
         carrier.states = content["states"]
     if world == link.world_size:
         carrier.backs = content["backs"]
+        if info["recipe"] != str(link.recipe):
+            pay_back_second_shots(link, carrier, carrier)
 
 
 def _parts(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[dict[int, Mapping[str, Any]], int]:
@@ -236,18 +242,16 @@ def _check_fits(link: Link, info: Mapping[str, Any]) -> None:
         )
     if info["memory"] is not None and link.carrier.memory is None:
         raise StateError(
-            f"the state was saved with {info['recipe']}, which still owes gradients, and {link.recipe} has no memory "
-            "for them: attach with the saved recipe, load, then call set_recipe"
+            f"the state was saved with {info['recipe']} and still owes gradients, and {link.recipe} has no memory "
+            "for them: attach with a recipe that has one (ef|...), load, then call set_recipe"
         )
     if info["recipe"] != str(link.recipe):
         _log.warning("the state was saved with %s and is loaded into %s", info["recipe"], link.recipe)
 
 
-def _added(link: Link, layout: Layout, parts: Sequence[Mapping[str, Any]], world: int) -> Kept:
+def _added(link: Link, keys: Sequence[str], layout: Layout, parts: Sequence[Mapping[str, Any]], world: int) -> Kept:
     """The sum of several old ranks' memories; without any of them, zeros, which the sum over all ranks allows."""
-    memory = link.carrier.memory
-    assert memory is not None
-    kept = _by_parameter(Carrier(link.recipe), layout, memory.keeps)
+    kept = _by_parameter(Carrier(link.recipe), layout, keys)
     for part in parts:
         saved = part.get("memory", {})
         if _info(part)["memory"] is not None and saved.keys() != kept.keys():

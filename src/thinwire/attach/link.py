@@ -137,7 +137,7 @@ class Link:
         self._carrier = Carrier(new, seed=self.seed, memory=carried_over(old, new))
         if new.codec == old.recipe.codec:
             self._carrier.states = old.states
-        checkpoint.pay_back_second_shots(old, self._carrier, self.world_size, self.layout)
+        checkpoint.pay_back_second_shots(self, old, self._carrier)
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to resume bit for bit, under the key `<rank>of<world size>`; for DCP or torch.save."""

@@ -62,7 +62,6 @@ class Carrier:
         self.memory = memory if memory is not None or recipe.memory is None else recipe.memory.start()
         self.states: dict[str, State] = {}
         self.backs: dict[str, Tensor] = {}  # of two_shot with feedback
-        self.rank = 0  # of the network it last used
         self._carried: dict[str, _Carried] = {}
         self._spare: dict[str, Tensor] = {}
 
@@ -93,7 +92,6 @@ class Carrier:
         mean away; so nothing remembered of it is sent. `flush`: nothing is remembered after this step, because the
         recipe sends all that is given to it. `measure`: see `measured`.
         """
-        self.rank = network.rank
         exact = gradient.new_empty(0) if exact is None else exact
         parts = (Part(name, tuple(gradient.shape), 0, gradient.numel()),) if parts is None else parts
         draw = Draw(seed=self.seed, step=step, stream=name, rank=network.rank)
