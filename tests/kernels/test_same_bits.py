@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.draw import Key
 from thinwire.errors import MessageError, OptionError
-from thinwire.kernels import reference
+from thinwire.kernels import packed_bytes, reference
 
 cpu = pytest.importorskip("thinwire.kernels.cpu", exc_type=ImportError)
 gpu = pytest.importorskip("thinwire.kernels.gpu", exc_type=ImportError)
@@ -191,6 +191,27 @@ def test_rotation(numel: int, seed: int, dtype: torch.dtype, key: Key, special: 
             rotated if numel == 0 else reference.unrotate(z.cpu(), z.numel(), key=key),
             body.unrotate(z, z.numel(), key=key, out=z),
         )
+
+
+@few
+@given(st.sampled_from((*SIZES, 100, 200, 5000)), seeds, dtypes, keys, specials, st.sampled_from((2, 3, 4)))
+def test_rotated(numel: int, seed: int, dtype: torch.dtype, key: Key, special: tuple[float, ...], bits: int) -> None:
+    """Two rotations, codewords and scales at once; blocks of zeros and blocks that are not finite among them."""
+    x = mixed(numel, seed, special, dtype)
+    x[1024:2048] = 0.0
+    boundaries, codebook = (torch.linspace(-2, 2, (1 << bits) - end) for end in (1, 0))
+    options: dict[str, Any] = {"keys": (key, key.fold(1)), "codebook": codebook, "bits": bits}
+    scale = torch.empty(reference.blocks_of(numel, 1024))
+    codes = torch.empty(packed_bytes(reference.rotated_numel(numel), bits), dtype=torch.uint8)
+    made = []
+    for body in (reference, *(body for body, _ in BODIES)):
+        scale, codes = torch.full_like(scale, 7.0), torch.zeros_like(codes)
+        body.rotated_encode(x, scale, codes, boundaries=boundaries, **options)
+        out = mixed(numel, seed + 1)
+        body.rotated_add(codes, scale, out, **options)
+        made.append((scale, codes, out))
+    for found in made[1:]:
+        assert_same(made[0], found)
 
 
 @few

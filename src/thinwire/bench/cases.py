@@ -213,6 +213,39 @@ def rotation_cases(data: Data) -> Iterator[Case]:
     )
 
 
+def rotated_cases(data: Data) -> Iterator[Case]:
+    """All of the `rotated` codec at once: two rotations, codewords, scales, and back."""
+    x, numel = data.x, kernels.rotated_numel(data.x.numel())
+    codebook, boundaries = gaussian_codebook(2, x.device)
+    scale = torch.empty(kernels.blocks_of(numel, kernels.ROTATION))
+    codes = torch.empty(kernels.packed_bytes(numel, 2), dtype=torch.uint8)
+    keys = _KEY.fold(0), _KEY.fold(1)
+    rows = x[: x.numel() // kernels.ROTATION * kernels.ROTATION].view(-1, kernels.ROTATION)
+    hadamard = functools.reduce(torch.kron, [torch.tensor([[1.0, 1.0], [1.0, -1.0]])] * 10) / 32
+    signs = torch.randint(0, 2, (kernels.ROTATION,)) * 2 - 1
+
+    def eager_encode() -> object:
+        z = (((rows * signs) @ hadamard) * signs) @ hadamard
+        return _eager_pack(torch.bucketize(z / z.square().mean(1, keepdim=True).sqrt(), boundaries).to(torch.uint8), 2)
+
+    def eager_add() -> object:
+        z = codebook[kernels.unpack(codes, numel, bits=2).to(torch.int64)][: rows.numel()].view_as(rows)
+        return data.out[: rows.numel()].view_as(rows).add_(((z @ hadamard) * signs @ hadamard) * signs)
+
+    yield Case(
+        "rotated_encode_2bit",
+        lambda: kernels.rotated_encode(x, scale, codes, keys=keys, codebook=codebook, boundaries=boundaries, bits=2),
+        eager_encode,
+        4 + 2 / 8,
+    )
+    yield Case(
+        "rotated_add_2bit",
+        lambda: kernels.rotated_add(codes, scale, data.out, keys=keys, codebook=codebook, bits=2),
+        eager_add,
+        8 + 2 / 8,
+    )
+
+
 def select_cases(data: Data, density: float) -> Iterator[Case]:
     """Error feedback, selection and compaction in one pass, and what stands around it."""
     x, memory, numel = data.x, data.memory, data.x.numel()
@@ -286,7 +319,7 @@ def select_cases(data: Data, density: float) -> Iterator[Case]:
     )
 
 
-_GROUPS = (quantize_cases, packing_cases, exponential_cases, scale_cases, rotation_cases)
+_GROUPS = (quantize_cases, packing_cases, exponential_cases, scale_cases, rotation_cases, rotated_cases)
 _DENSITIES = (0.01, 0.001)
 GROUPS = len(_GROUPS) + len(_DENSITIES)  # how many `all_cases` yields
 

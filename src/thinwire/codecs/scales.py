@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .. import kernels
 from ..draw import Key
+from ..kernels.layout import usable_steps as usable_steps
 
-SMALLEST_STEP = 2.0**-100
 SCALE_BYTES = 4  # float32
 
 
@@ -28,18 +28,6 @@ def block_rule(block: int) -> tuple[bool, str]:
 def sharing(numel: int, block: int) -> int:
     """How many elements share a scale, at most; at least 1 so that the bounds of an empty tensor are defined."""
     return max(1, min(numel, block) if block else numel)
-
-
-def usable_steps(step: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps as they are sent (float32, NaN if not finite, 0 if too small) and the inverses to encode with.
-
-    >>> usable_steps(torch.tensor([2.0, 1e-40, float("inf")]))
-    (tensor([2., 0., nan]), tensor([0.5000, 0.0000, 0.0000]))
-    """
-    step = step.to(torch.float32)
-    step = torch.where(step.isfinite(), step, torch.nan)
-    step = torch.where(step < SMALLEST_STEP, 0.0, step)
-    return step, torch.where(step > 0, 1.0 / step, 0.0)
 
 
 def times_scale(flat: Tensor, per_block: Tensor, block: int, *, out: Tensor | None = None) -> Tensor:

@@ -83,6 +83,8 @@ pack = _dispatch(reference.pack)
 quantize = _dispatch(reference.quantize)
 random_bits = reference.random_bits
 rotate = _dispatch(reference.rotate)
+rotated_add = _dispatch(reference.rotated_add)
+rotated_encode = _dispatch(reference.rotated_encode)
 scatter_add = _dispatch(reference.scatter_add)
 select = _dispatch(reference.select)
 select_ef = _dispatch(reference.select_ef)
@@ -116,6 +118,8 @@ __all__ = [
     "quantize",
     "random_bits",
     "rotate",
+    "rotated_add",
+    "rotated_encode",
     "rotated_numel",
     "scatter_add",
     "select",

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..draw import Key
 from ..errors import OptionError
-from . import checks, cpu_quantize, cpu_select, reference
+from . import checks, cpu_quantize, cpu_rotated, cpu_select, reference
+from .fused import Keys
 from .layout import (
     CHUNK,
     CUT_SHIFT,
@@ -196,6 +197,28 @@ def codebook_decode(
     codes = _codes(packed, numel, bits)
     cpu_quantize.codebook_decode(codes, factors, _floats(codebook), _WIDTHS[bits], block, place.numpy())
     return place
+
+
+def rotated_encode(
+    x: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, boundaries: Tensor, bits: int
+) -> None:
+    numel = rotated_numel(x.numel())
+    if bits not in _CODEBOOK_BITS or not checks.writable(scale) or scale.numel() != blocks_of(numel, ROTATION):
+        return reference.rotated_encode(x, scale, out, keys=keys, codebook=codebook, boundaries=boundaries, bits=bits)
+    codes = _empty_packed(numel, bits, out).numpy()
+    first, second = (_words(key) for key in keys)
+    tables = _floats(boundaries), _floats(codebook)
+    cpu_rotated.rotated_encode(_floats(x), numel, first, second, *tables, _WIDTHS[bits], scale.numpy(), codes)
+
+
+def rotated_add(packed: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, bits: int) -> None:
+    numel = rotated_numel(out.numel())
+    if bits not in _CODEBOOK_BITS or not checks.writable(out):
+        return reference.rotated_add(packed, scale, out, keys=keys, codebook=codebook, bits=bits)
+    codes, factors = _codes(packed, numel, bits), _scales(scale, numel, ROTATION)
+    first, second = (_words(key) for key in keys)
+    place = out.view(-1).numpy()
+    cpu_rotated.rotated_add(codes, numel, first, second, _floats(codebook), _WIDTHS[bits], factors, place)
 
 
 def threshold_count(x: Tensor, threshold: float) -> int:

@@ -166,7 +166,7 @@ def exponential_add(a, b, top, k0, k1, out):
 
 
 @compiled
-def _hadamard(x, start, width):
+def hadamard(x, start, width):
     """In place; the stages come in the order of the definition, strides 1, 2, 4, ..., because the bits depend on it."""
     for i in range(start, start + width, 64):
         butterfly_within(x, i)
@@ -195,7 +195,7 @@ def rotate(x, out, k0, k1):
                 for e in range(j, j + 64):
                     value = x[e] if e < x.size else float32(0.0)
                     out[e] = -value if random_word(e, k0, k1) >= uint32(0x80000000) else value
-        _hadamard(out, i, width)
+        hadamard(out, i, width)
 
 
 @compiled
@@ -204,7 +204,7 @@ def unrotate(z, out, k0, k1):
     for i in range(0, z.size, 1024):
         width = min(1024, z.size - i)
         run[:width] = z[i : i + width]
-        _hadamard(run, 0, width)
+        hadamard(run, 0, width)
         for j in range(0, width, 64):
             if i + j + 64 <= out.size:
                 flip_signs_chunk(run, j, uint32(i + j), k0, k1, out, i + j)

@@ -8,7 +8,9 @@ in `gpu_quantize.py` and `gpu_select.py`; here the lengths are checked, because 
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from ..draw import Key
 from ..errors import OptionError
-from . import checks, gpu_quantize, gpu_select, reference
+from . import checks, fused, gpu_quantize, gpu_select, reference
 from .layout import (
     CHUNK,
     ROTATION,
@@ -29,6 +31,8 @@ from .layout import (
     rotated_numel,
 )
 
+rotated_encode = functools.partial(fused.rotated_encode, sys.modules[__name__])
+rotated_add = functools.partial(fused.rotated_add, sys.modules[__name__])
 keep_largest = reference.keep_largest  # stays in plain torch: the candidates are few
 _ROWS = 32  # chunks per program; a guess until a GPU says otherwise
 _TILE = _ROWS * CHUNK

@@ -12,6 +12,7 @@ ROTATION = 1024  # elements rotated together
 FRACTION_BITS = 23  # of the fixed-point number that is rounded stochastically
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B  # the multipliers of the lowbias32 integer hash
 WEYL = 0x9E3779B1  # 2**32 over the golden ratio: spreads positions
+SMALLEST_STEP = 2.0**-100  # of a scale: the inverse of a smaller one, times 2**23, would overflow
 CUT_SHIFT = 5  # of `keep_largest`: magnitudes within 2**5 float32 steps count as equal
 
 
@@ -55,6 +56,18 @@ def rotated_numel(numel: int) -> int:
     """Length after rotation: blocks of 1024, the last one the smallest power of two (>= 64) that holds the rest."""
     full, rest = divmod(numel, ROTATION)
     return full * ROTATION + (0 if rest == 0 else max(CHUNK, 1 << (rest - 1).bit_length()))
+
+
+def usable_steps(step: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps as they are sent (float32, NaN if not finite, 0 if too small) and the inverses to encode with.
+
+    >>> usable_steps(torch.tensor([2.0, 1e-40, float("inf")]))
+    (tensor([2., 0., nan]), tensor([0.5000, 0.0000, 0.0000]))
+    """
+    step = step.to(torch.float32)
+    step = torch.where(step.isfinite(), step, torch.nan)
+    step = torch.where(step < SMALLEST_STEP, 0.0, step)
+    return step, torch.where(step > 0, 1.0 / step, 0.0)
 
 
 def magnitude_bits(threshold: float) -> int:

@@ -7,11 +7,14 @@ a scale of its own; `block=0` means one block for the whole tensor, otherwise a 
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from torch import Tensor
 
 from ..draw import Key
+from . import fused
+from .fused import Keys
 from .layout import (
     CHUNK,
     CUT_SHIFT,
@@ -288,6 +291,22 @@ def codebook_decode(
     """codebook[code] * scale, float32."""
     words = codebook[unpack(packed, numel, bits=bits).to(torch.int64)]
     return _into(out, words * _spread(scale, numel, block))
+
+
+def rotated_encode(
+    x: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, boundaries: Tensor, bits: int
+) -> None:
+    """Two rotations, then the nearest codewords into `out` and, for each block, |z|^2 / <c, z> into `scale`.
+
+    A scale is 0 for a block of zeros and NaN for one that is not finite.
+    """
+    loops = sys.modules[__name__]
+    fused.rotated_encode(loops, x, scale, out, keys=keys, codebook=codebook, boundaries=boundaries, bits=bits)
+
+
+def rotated_add(packed: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, bits: int) -> None:
+    """Add to `out` what `rotated_encode` stands for."""
+    fused.rotated_add(sys.modules[__name__], packed, scale, out, keys=keys, codebook=codebook, bits=bits)
 
 
 # --------------------------------------------------------------------------------------------------------- selection

@@ -1,0 +1,52 @@
+"""Rotated quantisation put together from the loops of a body: the definition, and what runs on a GPU.
+
+The numba body has one loop instead (`cpu_rotated.py`) with the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..draw import Key
+from .layout import ROTATION, blocks_of, rotated_numel, usable_steps
+
+Keys = tuple[Key, Key]  # of the two rounds
+
+
+def rotated_encode(
+    loops: Any, x: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, boundaries: Tensor, bits: int
+) -> None:
+    """`loops` is the body. See `reference.rotated_encode`."""
+    if not x.numel():
+        return
+    z = loops.rotate(loops.rotate(x, key=keys[0]), key=keys[1])
+    squares = loops.block_square_sum(z, block=ROTATION)
+    rms, inverse = usable_steps((squares / _block_sizes(z)).sqrt())
+    loops.codebook_encode(z, inverse, boundaries, bits=bits, block=ROTATION, out=out)
+    nearest = loops.codebook_decode(out, z.numel(), rms, codebook, bits=bits, block=ROTATION)
+    # <a, b> = (|a|^2 + |b|^2 - |a - b|^2) / 2: three sums of squares in float64 are exact enough in any order, so
+    # that every body sends the same bits. Nothing cancels, because the difference is small.
+    own = loops.block_square_sum(nearest, block=ROTATION)
+    difference = loops.block_square_sum(nearest.sub_(z), block=ROTATION)
+    unbiased = rms * squares / ((own + squares - difference) / 2)
+    scale.copy_(torch.where(rms > 0, unbiased, rms))
+
+
+def rotated_add(
+    loops: Any, packed: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, bits: int
+) -> None:
+    """`loops` is the body. See `reference.rotated_add`."""
+    z = loops.codebook_decode(packed, rotated_numel(out.numel()), scale, codebook, bits=bits, block=ROTATION)
+    z = loops.unrotate(z, z.numel(), key=keys[1], out=z)
+    out += loops.unrotate(z, out.numel(), key=keys[0])
+
+
+def _block_sizes(z: Tensor) -> Tensor:
+    """1024 for every block but a shorter last one."""
+    blocks = blocks_of(z.numel(), ROTATION)
+    sizes = torch.full((blocks,), ROTATION, dtype=torch.float64, device=z.device)
+    sizes[-1] = z.numel() - (blocks - 1) * ROTATION
+    return sizes
