@@ -33,12 +33,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One thread: results repeat, and tests that start several processes do not fight over the cores.
+# One thread: results repeat, and tests that start several processes do not fight over the cores. Files run side by
+# side, but not too many: each may start eight processes.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ""
+	$(PYTEST) -m ""
 
 format: setup
 	$(BIN)/ruff check --fix .
