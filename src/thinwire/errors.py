@@ -31,3 +31,7 @@ class ExchangeError(ThinwireError, RuntimeError):
 
 class AttachError(ThinwireError, RuntimeError):
     """thinwire cannot be put into this training program as it is."""
+
+
+class EmulationError(ThinwireError, RuntimeError):
+    """The slow network that was asked for cannot be made on this machine, or is not what was asked for."""
