@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all lint format clean
+.PHONY: setup demo network-tools browser test test-all lint format clean
 
 setup: $(STAMP)
 	@:
@@ -24,9 +24,31 @@ $(STAMP): pyproject.toml constraints.txt
 		--disable-pip-version-check torch==2.13.0 -e '.[dev]' -c constraints.txt
 	@touch $@
 
-# Becomes `thinwire compare` when there is something to compare.
-demo: setup
-	$(BIN)/thinwire kernels
+# Ten recipes would take longer than the five minutes that a demo may.
+demo: setup network-tools
+	$(BIN)/thinwire compare --steps 30 --lap 5 --network 100mbit,1ms \
+		--recipes ddp,torch-fp16,torch-powersgd:4,two-shot-4,two-shot-2,threshold-k,ar-top-k \
+		--json demo.json --report demo.html
+
+# What pip cannot install. Without them the network is paced in the workers, and the browser tests are skipped.
+network-tools:
+	@$(call apt,ip tc,iproute2)
+
+browser:
+	@$(call apt,chromium chromedriver,chromium chromium-driver)
+
+# $(call apt,commands,packages): installs the packages if a command is missing and this may be done.
+define apt
+missing=; for command in $(1); do command -v $$command >/dev/null || missing=1; done; \
+if [ -z "$$missing" ]; then :; \
+elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	echo "installing $(2)"; \
+	{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(2); } >/dev/null 2>&1 \
+		|| echo "skipped: apt-get could not install $(2)"; \
+else \
+	echo "skipped: $(2) is not installed, and only root can do it: apt-get install $(2)"; \
+fi
+endef
 
 lint: setup
 	$(BIN)/ruff check .
@@ -37,10 +59,10 @@ lint: setup
 # side, but not too many: each may start eight processes.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-test: lint
+test: lint network-tools browser
 	$(PYTEST)
 
-test-all: lint
+test-all: lint network-tools browser
 	$(PYTEST) -m ""
 
 format: setup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,8 @@ from .errors import OptionError, ThinwireError
 
 # Typer carries click inside or beside it, depending on its version; its own exceptions lead to the base class.
 _UsageProblem: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+_DEFAULT_RECIPES = "ddp,torch-fp16,torch-powersgd:4,global-qsgd-8,two-shot-4,two-shot-2,threshold-k,ar-top-k,powersgd-4"
 
 app = typer.Typer(
     name="thinwire",
@@ -53,11 +56,11 @@ def _write_json(target: str, payload: dict[str, Any]) -> None:
         raise OptionError(f"cannot write {target}: {problem.strerror}; choose another --json file") from problem
 
 
-def _check_writable(target: str) -> None:
+def _check_writable(target: str, *, option: str = "--json") -> None:
     """Refuse a file that cannot be written before minutes are spent on what it should hold."""
     path = Path(target)
     if target != "-" and (not target or path.is_dir() or not path.resolve().parent.is_dir()):
-        raise OptionError(f"cannot write {target or 'a file without a name'}: choose another --json file")
+        raise OptionError(f"cannot write {target or 'a file without a name'}: choose another {option} file")
 
 
 @app.command()
@@ -100,6 +103,111 @@ def kernels(
     if json_file is not None:
         run = {"numel": numel, "threads": threads, "rounds": rounds}
         _write_json(json_file, {**run, "machine": describe_machine(), "rows": [asdict(row) for row in rows]})
+
+
+@app.command()
+def compare(
+    workload: Annotated[str, typer.Option(help="gpt, mlp or cnn (which needs --data).")] = "gpt",
+    workers: Annotated[int, typer.Option(help="Processes, each a host of its own on the network.")] = 4,
+    network: Annotated[
+        str,
+        typer.Option(help="Such as 100mbit,5ms or lan-1g; also loss=0.1%, jitter=1ms, unshaped, and A@0s;B@30s."),
+    ] = "lan-100m",
+    recipes: Annotated[
+        str, typer.Option(help="With commas: ddp, torch-fp16, torch-bf16, torch-powersgd:RANK, presets, recipes.")
+    ] = _DEFAULT_RECIPES,
+    steps: Annotated[int, typer.Option(help="Steps for each recipe; with --target-loss, at most.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of weights, data and draws.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Runs of each, with seeds that follow.")] = 1,
+    target_loss: Annotated[
+        float | None,
+        typer.Option(help="Stop a recipe at this held-out loss. Default: what ddp reaches at its last step."),
+    ] = None,
+    extra: Annotated[float, typer.Option(help="How many more steps, as a share, may be used to reach it.")] = 0.5,
+    lap: Annotated[int, typer.Option(help="Steps of a recipe before it is the next one's turn.")] = 10,
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder with Fashion-MNIST or CIFAR-10.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How to slow the network down: kernel, switch or paced. Default: see doctor.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show the table only.")] = False,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - for standard output.")
+    ] = None,
+    report: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as one HTML file.")] = None,
+) -> None:
+    """Train the same model with several recipes on a slow network that this machine emulates, and compare.
+
+    Every recipe starts from the same weights and sees the same data. Recipes take turns, so that a busy machine hurts
+    all alike. The step time is compared with plain DDP and with training that communicates nothing at all.
+    """
+    from rich.console import Console
+
+    from .bench.runner import Settings, split_recipes
+    from .bench.runner import compare as run
+    from .bench.screen import Screen, print_table
+
+    settings = Settings(
+        workload=workload,
+        workers=workers,
+        network=network,
+        recipes=split_recipes(recipes),
+        steps=steps,
+        seed=seed,
+        repeats=repeats,
+        lap=lap,
+        extra=extra,
+        target_loss=target_loss,
+        data=data,
+        method=method,
+    )
+    for target in (json_file, report):
+        if target is not None:
+            _check_writable(target, option="--report" if target is report else "--json")
+    aside = Console(stderr=True)
+
+    def keep(result: dict[str, Any]) -> None:
+        measured = any(row["curve"] for row in result["rows"])
+        if measured:
+            print_table(result, aside if json_file == "-" else Console())
+        if json_file is not None:
+            _write_json(json_file, result)
+        if report is not None and measured:
+            from .bench.report import write_report
+
+            write_report(result, report)
+            aside.print(f"report: {Path(report).resolve()}", soft_wrap=True, markup=False, highlight=False)
+
+    try:
+        with Screen(settings.recipes, steps=steps, repeats=repeats, console=aside, quiet=quiet) as screen:
+            command = "thinwire " + " ".join(map(shlex.quote, sys.argv[1:]))
+            result = run(settings, on_event=screen.show, command=command)
+    except (KeyboardInterrupt, ThinwireError) as problem:
+        partial = getattr(problem, "partial", None)
+        if partial is not None:
+            keep(partial)
+        raise
+    keep(result)
+
+
+@app.command()
+def doctor(
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Also write the findings as JSON; - for standard output."),
+    ] = None,
+) -> None:
+    """Tell which slow networks this machine can emulate, what is missing for the others, and what is installed."""
+    from .emulate.doctor import as_json, best_method, examine
+
+    if json_file is not None:
+        _check_writable(json_file)
+    findings = examine()
+    if json_file != "-":
+        for finding in findings:
+            typer.echo(str(finding))
+        typer.echo(best_method(findings))
+    if json_file is not None:
+        _write_json(json_file, as_json(findings))
 
 
 def main() -> None:

@@ -1,0 +1,164 @@
+"""What `thinwire compare` shows while it runs and at the end: live on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .contenders import NO_COMMUNICATION
+
+
+class Screen:
+    """Shows events of a comparison: a bar a recipe on a terminal; elsewhere a line now and then for each."""
+
+    def __init__(
+        self, recipes: Sequence[str], *, steps: int, repeats: int, console: Console, quiet: bool = False
+    ) -> None:
+        self._console, self._quiet = console, quiet
+        self._steps, self._total = steps, steps * repeats
+        self._progress = Progress(
+            TextColumn("{task.description:24}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[told]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._live = console.is_terminal and not quiet
+        self._tasks: dict[str, TaskID] = {}
+        self._done: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        for name in (NO_COMMUNICATION, *recipes):
+            self._tasks[name] = self._progress.add_task(name, total=self._total, told="", start=False)
+
+    def __enter__(self) -> Screen:
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._progress.stop()
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """An event of the runner or of a worker."""
+        kind = event["event"]
+        if kind == "network":
+            self._line(_network(event))
+        elif kind == "warming up":
+            self._update(event["contender"], told="compiling")
+        elif kind == "target":
+            self._line(f"target: held-out loss {event['loss']:.4f}, which ddp reached at its last step")
+        elif kind == "failed":
+            self._update(event["contender"], told="failed")
+            self._line(f"{event['contender']} failed: {event['problem']}")
+        elif kind == "lap":
+            self._lap(event)
+
+    def _lap(self, event: Mapping[str, Any]) -> None:
+        name, steps = event["contender"], len(event["step_seconds"])
+        self._done[name] = self._done.get(name, 0) + steps
+        told = (
+            f"loss {event['held_out']:.3f}  {1e3 * event['lap_seconds'] / steps:7.1f} ms/step  "
+            f"{human_bytes(event['lap_bytes'] / steps)}/step"
+        )
+        self._update(name, told=told)
+        fifth = 5 * self._done[name] // max(1, self._total)
+        if not self._live and fifth > self._told.get(name, -1):
+            self._told[name] = fifth
+            self._line(f"{name}: step {event['step']}, {told}")
+
+    def _update(self, name: str, *, told: str) -> None:
+        task = self._tasks[name]
+        self._progress.start_task(task)
+        done = self._done.get(name, 0)
+        self._progress.update(task, completed=done, total=max(done, self._total), told=told)
+
+    def _line(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _network(event: Mapping[str, Any]) -> str:
+    measured = event["measured"]
+    found = "" if not measured else f", measured {', '.join(f'{key} {value:.4g}' for key, value in measured.items())}"
+    notice = f"\nnotice: {event['notice']}" if event["notice"] else ""
+    return f"network {event['asked']} by {event['method']}{found}{notice}"
+
+
+# ------------------------------------------------------------------------------------------------------- the table
+
+HEADS = ("recipe", "step ms", "of no comm.", "bytes/step", "loss", "to target", "x DDP/step", "x DDP/target")
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row of the table as text.
+
+    >>> cells({"recipe": "ddp", "step_ms": 1898.04, "fraction_of_no_communication": 0.0822, "bytes_per_step": 19.8e6,
+    ...        "final_loss": 2.2291, "seconds_to_target": 379.6, "speedup_over_ddp": 1.0, "speedup_to_target": 1.0})
+    ('ddp', '1,898.0', '0.08', '19.8 MB', '2.229', '379.6 s', '1.0', '1.0')
+    """
+    return (
+        row["recipe"],
+        _shown(row["step_ms"], "{:,.1f}"),
+        _shown(row["fraction_of_no_communication"], "{:.2f}"),
+        "-" if row["bytes_per_step"] is None else human_bytes(row["bytes_per_step"]),
+        _shown(row["final_loss"], "{:.3f}"),
+        _shown(row["seconds_to_target"], "{:.1f} s"),
+        _shown(row["speedup_over_ddp"], "{:.1f}"),
+        _shown(row["speedup_to_target"], "{:.1f}"),
+    )
+
+
+def human_bytes(count: float) -> str:
+    """Bytes in the unit that fits.
+
+    >>> human_bytes(19_800_000), human_bytes(812)
+    ('19.8 MB', '812 B')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def print_table(result: Mapping[str, Any], console: Console) -> None:
+    """The table, what it was measured against, the notes, and the headline."""
+    table = Table(box=None, pad_edge=False)
+    for head in HEADS:
+        table.add_column(head, justify="left" if head == "recipe" else "right", no_wrap=True)
+    for row in result["rows"]:
+        table.add_row(*cells(row))
+    if not console.is_terminal:
+        console = Console(file=console.file, width=120, color_system=None)
+    console.print(table)
+    alone = result["no_communication"]["step_ms"]
+    if alone is not None:
+        _say(console, f"no communication at all: {alone:,.1f} ms a step")
+    for text in _notes(result["rows"]):
+        _say(console, text)
+    _say(console, result["headline"])
+
+
+def _notes(rows: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    for row in rows:
+        if row["problem"]:
+            yield f"{row['recipe']} failed: {row['problem']}"
+        elif row["note"]:
+            yield f"{row['recipe']}: {row['note']}"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

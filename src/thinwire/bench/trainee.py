@@ -1,0 +1,103 @@
+"""One contender in training: its model, its optimizer, its clock. Time passes for it only while it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..comm import Communicator, Op
+from .contenders import Contender
+from .workloads import Workload
+
+
+class Trainee:
+    """Trains some steps at a time. Evaluation, and what other contenders do in between, is not on its clock."""
+
+    def __init__(
+        self, contender: Contender, workload: Workload, *, seed: int, group: Any, sent_bytes: Callable[[], int]
+    ) -> None:
+        self.contender, self.workload, self.seed = contender, workload, seed
+        self._ranks, self._sent_bytes = Communicator(group), sent_bytes
+        self._rank, self._world_size = self._ranks.rank, self._ranks.world_size
+        self.model, self.link = contender.wrap(workload.model(seed=seed), group, seed=seed)
+        self._optimizer = workload.optimizer(self.model)
+        self._rates = [entry["lr"] for entry in self._optimizer.param_groups]
+        self.step, self.seconds, self.bytes = 0, 0.0, 0.0
+
+    def train(self, steps: int) -> tuple[float, list[float]]:
+        """The mean loss of this rank, and how long each step took."""
+        losses, taken = [], []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            losses.append(self._train_one())
+            taken.append(time.perf_counter() - begin)
+        return sum(losses) / len(losses), taken
+
+    def _train_one(self) -> float:
+        work = self.workload
+        for entry, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            entry["lr"] = rate * work.rate(self.step)
+        inputs, targets = work.batch(self.step, seed=self.seed, rank=self._rank, world_size=self._world_size)
+        self._optimizer.zero_grad()
+        loss = self.model(inputs, targets)
+        loss.backward()
+        if work.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), work.clip)
+        self._optimizer.step()
+        self.step += 1
+        return float(loss.detach())
+
+    def lap(self, steps: int) -> dict[str, Any]:
+        """Train so many steps together with the other ranks, then look at held-out data. The same on all ranks."""
+        self._meet()
+        sent, begin = self._sent_bytes(), time.perf_counter()
+        loss, taken = self.train(steps)
+        seconds = time.perf_counter() - begin
+        held_out = self._held_out_loss()
+        [seconds] = self._over_ranks([seconds], "max")
+        self._meet()  # a rank that is done sending may still have to pass on what others sent
+        means = [loss, held_out, float(self._sent_bytes() - sent)]
+        loss, held_out, sent_bytes = (value / self._world_size for value in self._over_ranks(means, "sum"))
+        self.seconds += seconds
+        self.bytes += sent_bytes
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "bytes": self.bytes,
+            "loss": loss,
+            "held_out": held_out,
+            "lap_seconds": seconds,
+            "lap_bytes": sent_bytes,
+            "step_seconds": taken,
+        }
+
+    def _held_out_loss(self) -> float:
+        self.model.module.eval()
+        with torch.no_grad():
+            parts = self.workload.held_out(rank=self._rank, world_size=self._world_size)
+            losses = [float(self.model.module(*batch)) for batch in parts]
+        self.model.module.train()
+        return sum(losses) / len(losses)
+
+    def _over_ranks(self, values: list[float], op: Op) -> list[float]:
+        result: list[float] = self._ranks.all_reduce(torch.tensor(values, dtype=torch.float64), op=op).tolist()
+        return result
+
+    def _meet(self) -> None:
+        self._over_ranks([0.0], "sum")
+
+    def breakdown(self) -> dict[str, float | None]:
+        """Milliseconds a step, of what a link measures."""
+        if self.link is None:
+            return {"encode_ms": None, "exchange_ms": None, "decode_ms": None, "exposed_ms": None}
+        stats = self.link.stats()
+        return {
+            f"{name}_ms": 1e3 * stats[f"comm/{name}_seconds"] for name in ("encode", "exchange", "decode", "exposed")
+        }
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
