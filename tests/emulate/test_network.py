@@ -165,17 +165,28 @@ def test_two_networks_at_once_do_not_meet(switched: str) -> None:
             server.communicate(timeout=60)
 
 
-def test_the_proof_is_made_on_entry_and_can_fail(tun: str) -> None:
-    with emulated_hosts(2, network="100mbit,2ms", method="switch") as hosts:
-        assert hosts.measured is not None
-        assert abs(hosts.measured["mbit"] - 100) <= 5
-        assert abs(hosts.measured["delay_ms"] - 2) <= 0.3
-        assert hosts.notice is None
-    with (
-        pytest.raises(EmulationError, match=r"measured .* Mbit/s where 100000.0 Mbit/s were asked for"),
-        emulated_hosts(2, network="100gbit"),  # neither by the kernel nor by the switch
-    ):
-        raise AssertionError("no machine passes 100 Gbit/s through Python")
+def test_the_proof_is_made_on_entry(tun: str) -> None:
+    def proof() -> dict[str, float] | None:
+        try:
+            with emulated_hosts(2, network="100mbit,2ms", method="switch") as hosts:
+                assert hosts.notice is None
+                return hosts.measured
+        except EmulationError:  # three attempts on a very busy machine
+            return None
+
+    measured = eventually(proof, lambda found: found is not None)
+    assert measured is not None
+    assert abs(measured["mbit"] - 100) <= 5
+    assert abs(measured["ring_mbit"] - 100) <= 5
+    assert abs(measured["delay_ms"] - 2) <= 0.3
+
+
+def test_a_network_that_is_not_what_was_asked_for_is_refused(tun: str) -> None:
+    """No machine passes 100 Gbit/s through the kernel in one stream, and none through Python."""
+    with pytest.raises(EmulationError) as caught, emulated_hosts(2, network="100gbit"):
+        pass
+    assert "the emulated network is not 100gbit: measured " in str(caught.value)
+    assert "were asked for, in the last of 3 attempts" in str(caught.value)
 
 
 def test_bad_input_is_one_sentence() -> None:

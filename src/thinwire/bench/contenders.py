@@ -17,7 +17,6 @@ from ..presets import PRESETS
 from ..recipe import parse
 
 NO_COMMUNICATION = "no-communication"
-_BUCKET_MB = 2.0  # small enough that the first are under way while most of backward is still to come
 _ABOUT = {
     "ddp": "DistributedDataParallel as it is: float32, summed by all-reduce.",
     "torch-fp16": "torch's fp16_compress_hook: half precision, summed by all-reduce.",
@@ -86,9 +85,11 @@ class Contender:
     def one_bucket(self) -> bool:
         return self.note == _ONE_BUCKET
 
-    def wrap(self, net: nn.Module, group: Any, *, seed: int) -> tuple[DistributedDataParallel, Link | None]:
+    def wrap(
+        self, net: nn.Module, group: Any, *, seed: int, bucket_mb: float
+    ) -> tuple[DistributedDataParallel, Link | None]:
         """The model as this contender trains it, between the ranks of the group."""
-        cap = 1e6 if self.one_bucket else _BUCKET_MB
+        cap = 1e6 if self.one_bucket else bucket_mb
         model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=cap, init_sync=False)
         if self.name == NO_COMMUNICATION:
             model.register_comm_hook(None, _send_nothing)

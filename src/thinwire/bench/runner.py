@@ -52,6 +52,7 @@ class Settings:
     repeats: int = 1
     lap: int = 10
     extra: float = 0.5
+    bucket_mb: float = 4.0
     target_loss: float | None = None
     data: str | None = None
     method: str | None = None
@@ -64,6 +65,8 @@ class Settings:
                 raise OptionError(f"--{name} is a number of {least} or more, not {getattr(self, name)}")
         if not self.extra >= 0:
             raise OptionError(f"--extra is a share of the steps, 0 or more, not {self.extra}")
+        if not self.bucket_mb > 0:
+            raise OptionError(f"--bucket-mb is a size in megabytes, above 0, not {self.bucket_mb}")
         if not self.recipes:
             raise OptionError("there is nothing to compare: give --recipes a list such as ddp,two-shot-2")
         if len(set(self.recipes)) < len(self.recipes):
@@ -201,6 +204,7 @@ def _workers(settings: Settings, hosts: Hosts) -> Iterator[tuple[list[subprocess
         steps=settings.steps,
         lap=settings.lap,
         extra=settings.extra,
+        bucket_mb=settings.bucket_mb,
         target_loss=settings.target_loss,
         meet_at=f"tcp://{hosts.address(0)}:{port}",
         world_size=settings.workers,
@@ -217,7 +221,7 @@ def _workers(settings: Settings, hosts: Hosts) -> Iterator[tuple[list[subprocess
                     process = hosts.start(
                         rank,
                         [sys.executable, "-m", "thinwire.bench.worker", text],
-                        env={**os.environ, "OMP_NUM_THREADS": "1"},
+                        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
                         stderr=errors,

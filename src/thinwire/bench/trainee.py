@@ -17,12 +17,19 @@ class Trainee:
     """Trains some steps at a time. Evaluation, and what other contenders do in between, is not on its clock."""
 
     def __init__(
-        self, contender: Contender, workload: Workload, *, seed: int, group: Any, sent_bytes: Callable[[], int]
+        self,
+        contender: Contender,
+        workload: Workload,
+        *,
+        seed: int,
+        group: Any,
+        sent_bytes: Callable[[], int] = lambda: 0,
+        bucket_mb: float = 25.0,
     ) -> None:
         self.contender, self.workload, self.seed = contender, workload, seed
         self._ranks, self._sent_bytes = Communicator(group), sent_bytes
         self._rank, self._world_size = self._ranks.rank, self._ranks.world_size
-        self.model, self.link = contender.wrap(workload.model(seed=seed), group, seed=seed)
+        self.model, self.link = contender.wrap(workload.model(seed=seed), group, seed=seed, bucket_mb=bucket_mb)
         self._optimizer = workload.optimizer(self.model)
         self._rates = [entry["lr"] for entry in self._optimizer.param_groups]
         self.step, self.seconds, self.bytes = 0, 0.0, 0.0

@@ -41,6 +41,7 @@ class Task:
     steps: int
     lap: int
     extra: float
+    bucket_mb: float
     target_loss: float | None
     meet_at: str
     world_size: int
@@ -71,7 +72,7 @@ class Worker:
         for turn in (self._everyone.rank == 0, self._everyone.rank != 0):
             for number, contender in enumerate(self._contenders) if turn else ():
                 self._tell({"event": "warming up", "contender": contender.name, "number": number})
-                trainee = Trainee(contender, self._work, seed=0, group=own[self._everyone.rank], sent_bytes=lambda: 0)
+                trainee = Trainee(contender, self._work, seed=0, group=own[self._everyone.rank])
                 with contextlib.suppress(ThinwireError, RuntimeError):  # told when it happens in training
                     trainee.train(2)
                 trainee.close()
@@ -96,7 +97,14 @@ class Worker:
 
     def _trainee(self, contender: Contender, seed: int) -> Trainee:
         group = dist.new_group(timeout=timedelta(minutes=_MINUTES))
-        return Trainee(contender, self._work, seed=seed, group=group, sent_bytes=self._sent_bytes)
+        return Trainee(
+            contender,
+            self._work,
+            seed=seed,
+            group=group,
+            sent_bytes=self._sent_bytes,
+            bucket_mb=self.task.bucket_mb,
+        )
 
     def _goes_on(self, trainee: Trainee, best: dict[str, float], target: float | None) -> bool:
         """Until its steps are done; after them only to reach what DDP reached."""

@@ -24,6 +24,8 @@ from .spec import NetworkSpec, Phase
 
 # What a packet needs to get here and to be handed over; it counts as part of the delay (0.1 to 0.2 ms measured).
 HANDLING = 0.1e-3
+# A packet that is read so soon after the line became free had been waiting for it, and this process was late.
+PAUSE = 2e-3
 BURST = 16  # packets read from one host before the others have a turn
 _ACK_ONLY = 0x10  # the flags of a TCP segment that only acknowledges
 
@@ -111,7 +113,7 @@ class Switch:
             target = 256 * packet[offset + 18] + packet[offset + 19] - 1
             if not 0 <= target < len(last):
                 continue
-            begin = free if free > now else now
+            begin = free if free > now - PAUSE else now
             if len(packet) < offset + 100 and packet[offset + 9] == 6 and _acknowledges(packet, offset):
                 free = begin + (len(packet) - offset) * byte_seconds
                 self._push(now + self._delay, target, packet, True)
@@ -123,7 +125,7 @@ class Switch:
             if phase.loss_fraction and self._random.random() < phase.loss_fraction:
                 self.lost += 1  # it has used the line of the sender
                 continue
-            arrival = free + self._delay
+            arrival = (free if free > now else now) + self._delay
             if phase.jitter_seconds:
                 arrival += self._random.uniform(-phase.jitter_seconds, phase.jitter_seconds)
             if arrival < last[target]:
