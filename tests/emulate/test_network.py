@@ -171,7 +171,7 @@ def test_the_proof_is_made_on_entry(tun: str) -> None:
             with emulated_hosts(2, network="100mbit,2ms", method="switch") as hosts:
                 assert hosts.notice is None
                 return hosts.measured
-        except EmulationError:  # three attempts on a very busy machine
+        except EmulationError:  # all attempts failed on a very busy machine
             return None
 
     measured = eventually(proof, lambda found: found is not None)

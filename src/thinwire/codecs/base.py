@@ -34,6 +34,17 @@ State = dict[str, Any]
 Shape = tuple[int, ...]
 
 
+def _write(place: Tensor, content: bytes) -> None:
+    if place.device.type == "cpu":  # several times quicker than through torch
+        place.numpy()[:] = bytearray(content)
+    else:
+        place.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+
+def _read(place: Tensor) -> bytes:
+    return place.cpu().numpy().tobytes()
+
+
 def padded(body_bytes: int) -> int:
     return -(-body_bytes // 4) * 4
 
@@ -128,16 +139,16 @@ class Codec(Stage, ABC):
         if body_bytes >= 1 << 32:
             raise OptionError(f"{self.spec()} makes {body_bytes} bytes of {numel} elements: split tensors beyond 4 GiB")
         message = torch.empty(HEADER_BYTES + padded(body_bytes), dtype=torch.uint8, device=device)
-        message[HEADER_BYTES + body_bytes :] = 0
+        if padded(body_bytes) > body_bytes:
+            message[HEADER_BYTES + body_bytes :] = 0
         return message, message[HEADER_BYTES : HEADER_BYTES + body_bytes]
 
     def _sign(self, message: Tensor, body: Tensor, numel: int, key: Key) -> Tensor:
         """Write the header of a filled message, checksum last."""
         body_bytes = body.numel()
         unsigned = (_MAGIC, self._fingerprint, numel, key.packed, 0, body_bytes)
-        message[:HEADER_BYTES] = torch.frombuffer(bytearray(HEADER.pack(*unsigned)), dtype=torch.uint8)
-        checksum = kernels.checksum(message).to_bytes(4, "little")
-        message[_CHECKSUM_AT : _CHECKSUM_AT + 4] = torch.frombuffer(bytearray(checksum), dtype=torch.uint8)
+        _write(message[:HEADER_BYTES], HEADER.pack(*unsigned))
+        _write(message[_CHECKSUM_AT : _CHECKSUM_AT + 4], kernels.checksum(message).to_bytes(4, "little"))
         return message
 
     def _open(self, message: Tensor, shape: Shape | None, expected: int | None = None) -> tuple[Tensor, int, Key]:
@@ -149,7 +160,7 @@ class Codec(Stage, ABC):
             raise MessageError(f"{size} bytes are no message of {self.spec()}: it was cut short")
         if message.data_ptr() % 4 or message.storage_offset() % 4 or not message.is_contiguous():
             message = message.clone()  # words can be read only where they are aligned
-        magic, fingerprint, numel, key, checksum, body_bytes = HEADER.unpack(bytes(message[:HEADER_BYTES].tolist()))
+        magic, fingerprint, numel, key, checksum, body_bytes = HEADER.unpack(_read(message[:HEADER_BYTES]))
         if magic != _MAGIC:
             raise MessageError("these bytes are not a thinwire message")
         if fingerprint != self._fingerprint:

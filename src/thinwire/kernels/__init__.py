@@ -56,12 +56,16 @@ def _load(device_type: str) -> ModuleType:
 
 
 def _dispatch(definition: Callable[_P, _R]) -> Callable[_P, _R]:
+    found: dict[str, Callable[_P, _R]] = {}  # a message costs a dozen calls, most of them of short tensors
+
     @functools.wraps(definition)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         tensor = args[0]
         assert isinstance(tensor, Tensor)
-        function: Callable[_P, _R] = getattr(body_for(tensor.device.type), definition.__name__)
-        return function(*args, **kwargs)
+        device = tensor.device.type
+        if device not in found:
+            found[device] = getattr(body_for(device), definition.__name__)
+        return found[device](*args, **kwargs)
 
     return run
 

@@ -16,7 +16,10 @@ def check_bits(bits: int) -> None:
 
 def flat32(x: Tensor) -> Tensor:
     """Flat contiguous float32, a copy only where dtype or layout ask for one."""
-    return x.detach().reshape(-1).to(torch.float32).contiguous()
+    x = x.detach()
+    if x.dtype == torch.float32 and x.dim() == 1 and x.is_contiguous():
+        return x
+    return x.reshape(-1).to(torch.float32).contiguous()
 
 
 def scales(values: Tensor, numel: int, block: int) -> Tensor:
