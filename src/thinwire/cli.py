@@ -125,7 +125,7 @@ def compare(
     ] = None,
     extra: Annotated[float, typer.Option(help="How many more steps, as a share, may be used to reach it.")] = 0.5,
     lap: Annotated[int, typer.Option(help="Steps of a recipe before it is the next one's turn.")] = 10,
-    bucket_mb: Annotated[float, typer.Option(help="Size of DDP's buckets; torch-powersgd has one in any case.")] = 4.0,
+    bucket_mb: Annotated[float, typer.Option(help="Size of DDP's buckets; torch-powersgd has one in any case.")] = 25.0,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder with Fashion-MNIST or CIFAR-10.")] = None,
     method: Annotated[
         str | None, typer.Option(help="How to slow the network down: kernel, switch or paced. Default: see doctor.")

@@ -8,11 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from thinwire.cli import main; main()", "compare"]
+# Whoever started the tests may have SIGINT ignored, which would be inherited.
+PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from thinwire.cli import main
+main()
+"""
+COMMAND = [sys.executable, "-c", PROGRAM, "compare"]
 SMALL = ["--workload", "mlp", "--workers", "2", "--network", "200mbit,1ms", "--lap", "5"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 ROW = {
@@ -190,7 +198,7 @@ def test_a_mistake_is_one_line() -> None:
 
 
 @pytest.fixture
-def long_run(tmp_path: Path) -> tuple[subprocess.Popen[str], Path, dict[int, str]]:
+def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, dict[int, str]]]:
     """A run in the middle of its training, and its processes."""
     file = tmp_path / "run.json"
     process = subprocess.Popen(
@@ -204,7 +212,9 @@ def long_run(tmp_path: Path) -> tuple[subprocess.Popen[str], Path, dict[int, str
     for line in process.stderr:
         if line.startswith("two-shot-4: step"):
             break
-    return process, file, children_of(process.pid)
+    yield process, file, children_of(process.pid)
+    process.kill()
+    process.wait()
 
 
 def test_a_worker_that_dies(long_run: tuple[subprocess.Popen[str], Path, dict[int, str]]) -> None:
@@ -224,7 +234,14 @@ def test_a_worker_that_dies(long_run: tuple[subprocess.Popen[str], Path, dict[in
     assert_all_end(family)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_is_left_running(
     long_run: tuple[subprocess.Popen[str], Path, dict[int, str]], how: signal.Signals
 ) -> None:

@@ -16,7 +16,8 @@ from thinwire.emulate.hosts import Hosts, emulated_hosts
 
 # Starts a worker in each host, tells the processes and the namespaces, and waits.
 PARENT = """
-import json, os, sys, time
+import json, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
 from thinwire.emulate.hosts import emulated_hosts
 with emulated_hosts(2, network="100mbit,1ms", prove=False, method="switch") as hosts:
     workers = [hosts.start(rank, ["sleep", "1000"]) for rank in range(2)]

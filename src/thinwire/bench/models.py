@@ -32,8 +32,8 @@ class Gpt(nn.Module):
     >>> _ = torch.manual_seed(0)
     >>> model = Gpt(layers=1, width=32, heads=2)
     >>> sequences = torch.randint(256, (2, 17))
-    >>> round(float(model(sequences[:, :-1], sequences[:, 1:])), 1)  # ln 256
-    5.5
+    >>> 5.0 < model(sequences[:, :-1], sequences[:, 1:]).item() < 6.0  # about ln 256
+    True
     """
 
     def __init__(self, *, layers: int = 4, width: int = 256, heads: int = 4, context: int = 128) -> None:

@@ -52,7 +52,7 @@ class Settings:
     repeats: int = 1
     lap: int = 10
     extra: float = 0.5
-    bucket_mb: float = 4.0
+    bucket_mb: float = 25.0
     target_loss: float | None = None
     data: str | None = None
     method: str | None = None
