@@ -43,6 +43,7 @@ def test_compress_one_tensor_keeps_its_promises() -> None:
         assert float(error) <= 1.2 * float(promised), row  # a bound on the expectation, and this is one draw
 
 
+@pytest.mark.slow
 def test_error_feedback_loop_trains_and_needs_its_memory() -> None:
     shown = run("error_feedback_loop.py") + run("error_feedback_loop.py", "threshold_k:0.01|bf16|all_gather")
     sizes = [int(size.replace(",", "")) for size in re.findall(r": ([\d,]+) bytes", shown)]

@@ -138,6 +138,7 @@ def test_losses_repeat_with_the_seed_and_a_dash_prints_json(
     assert row["seconds_to_target"] is None  # nothing said what the target is
 
 
+@pytest.mark.slow
 def test_a_target_ends_a_run_early() -> None:
     options = ["--steps", "60", "--recipes", "ddp", "--target-loss", "2.1", "--json", "-", "--quiet"]
     done = run(*SMALL[:4], "--network", "unshaped", "--lap", "5", *options)

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -138,16 +139,23 @@ def compare(
                 "asked": settings.network,
                 "method": hosts.method,
                 "notice": hosts.notice,
-                "measured": hosts.measured,
+                "measured": hosts.measured and {name: round(value, 3) for name, value in hosts.measured.items()},
             }
             on_event({"event": "network", **head["network"]})
             for event in _events(settings, hosts):
                 results.take(event)
                 on_event(event)
     except (KeyboardInterrupt, ThinwireError) as problem:
-        problem.partial = {**head, "problem": str(problem) or "stopped", **results.as_dict()}  # type: ignore[union-attr]
+        problem.partial = _whole(head, results, str(problem) or "stopped")  # type: ignore[union-attr]
         raise
-    return {**head, "problem": None, **results.as_dict()}
+    return _whole(head, results, None)
+
+
+def _whole(head: dict[str, Any], results: Results, problem: str | None) -> dict[str, Any]:
+    targets = results.targets.values()
+    if targets:  # what ddp reached, mean over seeds
+        head["settings"]["target_loss"] = statistics.fmean(targets)
+    return {**head, "problem": problem, **results.as_dict()}
 
 
 # --------------------------------------------------------------------------------------------------- the processes
