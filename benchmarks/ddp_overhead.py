@@ -23,12 +23,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from global_qsgd_blocks import Gpt, sources
+from global_qsgd_blocks import sources
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.bench.machine import describe_machine
+from thinwire.bench.models import Gpt
 from thinwire.observe import JsonLines
 
 SCHEMA = 1
@@ -36,21 +37,10 @@ TARGETS = {"dense / plain, 4 processes": 1.03, "dense / plain, 1 process": 1.02,
 OTHERS = ("bf16", "global-qsgd-8", "two-shot-4", "two-shot-2", "threshold-k", "ar-top-k", "powersgd-4")
 
 
-class Trained(torch.nn.Module):
-    """DDP calls forward, so the loss is computed there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.gpt = Gpt()
-
-    def forward(self, sequences: Tensor) -> Tensor:
-        return self.gpt.loss(sequences)
-
-
 def variant(name: str, rank: int, folder: str) -> Callable[[Tensor], None]:
     """One training step of a model of its own."""
-    model = DistributedDataParallel(Trained(), bucket_cap_mb=4)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Gpt(), bucket_cap_mb=4)
     observed = name.endswith("+sink")
     if name != "plain":
         sinks = [JsonLines(Path(folder) / f"{name}-{rank}.jsonl")] if observed else []
@@ -59,7 +49,7 @@ def variant(name: str, rank: int, folder: str) -> Callable[[Tensor], None]:
 
     def step(sequences: Tensor) -> None:
         optimizer.zero_grad()
-        model(sequences).backward()
+        model(sequences[:, :-1], sequences[:, 1:]).backward()
         optimizer.step()
 
     return step

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.bench.machine import describe_machine
+from thinwire.bench.models import Gpt
 
 SCHEMA = 1
 WORLD_SIZES = (4, 8)
@@ -33,50 +33,13 @@ DRAWS = (0, 1, 2, 3, 4)
 MODEL_SEED, DATA_SEED = 0, 0
 TARGET = 1 / 50
 
-LAYERS, WIDTH, HEADS, CONTEXT, BYTES = 4, 256, 4, 128, 256
+CONTEXT = 128
 BATCH = 8  # sequences of a worker
 LEARNING_RATE, BETAS, WEIGHT_DECAY, CLIP, WARM_UP = 1e-3, (0.9, 0.95), 0.1, 1.0, 10
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, as DDP has them
 
 
 # ------------------------------------------------------------------------------------------ model and data
-
-
-class Layer(nn.Module):
-    """Attention, then two linear maps, each after a norm and beside the residual."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.norm2, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Gpt(nn.Module):
-    """GPT-2 in small: learned positions, norms first, the head tied to the embedding, initialised as published."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.position = nn.Embedding(BYTES, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() >= 2:
-                residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * LAYERS) if residual else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
-
-    def loss(self, sequences: Tensor) -> Tensor:
-        """The mean cross-entropy of each next byte; `sequences` are one longer than the context."""
-        x = self.embedding(sequences[:, :-1]) + self.position.weight
-        logits = F.linear(self.norm(self.layers(x)), self.embedding.weight)
-        return F.cross_entropy(logits.flatten(0, 1), sequences[:, 1:].flatten())
 
 
 def sources() -> bytes:
@@ -106,7 +69,7 @@ def buckets_of(model: nn.Module) -> list[list[nn.Parameter]]:
 def gradients(text: Tensor, n: int) -> Iterator[tuple[int, float, list[list[Tensor]]]]:
     """Train on the mean over n workers; give step, loss and, as [bucket][worker], the gradients of recorded steps."""
     torch.manual_seed(MODEL_SEED)
-    model, generator = Gpt(), torch.Generator().manual_seed(DATA_SEED)
+    model, generator = Gpt(context=CONTEXT), torch.Generator().manual_seed(DATA_SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)
     buckets, window = buckets_of(model), torch.arange(CONTEXT + 1)
     for step in range(max(RECORDED) + 1):
@@ -115,7 +78,8 @@ def gradients(text: Tensor, n: int) -> Iterator[tuple[int, float, list[list[Tens
         losses, means = [], [torch.zeros_like(p) for p in model.parameters()]
         for worker in range(n):
             model.zero_grad()
-            loss = model.loss(text[starts[worker] + window])
+            sequences = text[starts[worker] + window]
+            loss = model(sequences[:, :-1], sequences[:, 1:])
             loss.backward()
             losses.append(loss.item())
             for mean, parameter in zip(means, model.parameters(), strict=True):
@@ -236,7 +200,7 @@ def main() -> None:
     data = sources()
     text = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
     rows = [row for n in WORLD_SIZES for recorded in gradients(text, n) for row in measure(*recorded)]
-    summary, model = summary_of(rows), Gpt()
+    summary, model = summary_of(rows), Gpt(context=CONTEXT)
     names = {parameter: name for name, parameter in model.named_parameters()}
     results = {
         "schema": SCHEMA,

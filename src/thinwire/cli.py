@@ -162,12 +162,13 @@ def compare(
         data=data,
         method=method,
     )
-    for target in (json_file, report):
+    for option, target in (("--json", json_file), ("--report", report)):
         if target is not None:
-            _check_writable(target, option="--report" if target is report else "--json")
+            _check_writable(target, option=option)
     aside = Console(stderr=True)
 
     def keep(result: dict[str, Any]) -> None:
+        screen.close()  # the bars go before the table comes
         measured = any(row["curve"] for row in result["rows"])
         if measured:
             print_table(result, aside if json_file == "-" else Console())
@@ -179,16 +180,9 @@ def compare(
             write_report(result, report)
             aside.print(f"report: {Path(report).resolve()}", soft_wrap=True, markup=False, highlight=False)
 
-    try:
-        with Screen(settings.recipes, steps=steps, repeats=repeats, console=aside, quiet=quiet) as screen:
-            command = "thinwire " + " ".join(map(shlex.quote, sys.argv[1:]))
-            result = run(settings, on_event=screen.show, command=command)
-    except (KeyboardInterrupt, ThinwireError) as problem:
-        partial = getattr(problem, "partial", None)
-        if partial is not None:
-            keep(partial)
-        raise
-    keep(result)
+    command = f"thinwire {shlex.join(sys.argv[1:])}"
+    with Screen(settings.recipes, steps=steps, repeats=repeats, console=aside, quiet=quiet) as screen:
+        run(settings, keep=keep, on_event=screen.show, command=command)
 
 
 @app.command()

@@ -40,10 +40,6 @@ class Key(NamedTuple):
     def unpack(cls, packed: int) -> Key:
         return cls(packed & 0xFFFFFFFF, (packed >> 32) & 0xFFFFFFFF)
 
-    def advanced(self, elements: int) -> Key:
-        """The same sequence from that element on: for a part of a tensor that is worked on alone."""
-        return Key((self.k0 + elements) & 0xFFFFFFFF, self.k1)
-
     def fold(self, purpose: int) -> Key:
         """An independent key for another use inside the same message (positions, signs, dither)."""
         return Key.unpack(_mix64(self.packed ^ _mix64(purpose)))

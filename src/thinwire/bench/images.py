@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def _read_idx(folder: Path, part: str) -> tuple[Tensor, Tensor]:
             raise OptionError(f"{folder} has no {stem} file: give --data a folder with all four files")
         try:
             content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        except (OSError, EOFError, gzip.zlib.error) as problem:  # type: ignore[attr-defined]
+        except (OSError, EOFError, zlib.error) as problem:
             raise _damaged(path, str(problem)) from None
         head = 4 * (1 + dimensions)
         if len(content) < head or struct.unpack(">i", content[:4])[0] != magic:

@@ -115,7 +115,8 @@ class Results:
     def _row(self, name: str, alone: float | None) -> dict[str, Any]:
         contender, runs = Contender.named(name), self.runs.get(name, [])
         problem = next((run.problem for run in runs if run.problem), None)
-        step_ms, seconds = self._mean(name, Run.step_ms), [run.seconds_to(self._target(run)) for run in runs]
+        step_ms = self._mean(name, Run.step_ms)
+        reached = [at for run in runs if (at := run.seconds_to(self._target(run))) is not None]
         breakdown = runs[-1].breakdown() if runs else None
         if breakdown is not None:
             exposed = breakdown["exposed_ms"]
@@ -134,7 +135,7 @@ class Results:
             "fraction_of_no_communication": _ratio(alone, step_ms),
             "bytes_per_step": self._mean(name, Run.bytes_per_step),
             "final_loss": self._mean(name, lambda run: run.loss_after(self.steps)),
-            "seconds_to_target": None if not seconds or None in seconds else statistics.fmean(seconds),  # type: ignore[arg-type]
+            "seconds_to_target": statistics.fmean(reached) if runs and len(reached) == len(runs) else None,
             "speedup_over_ddp": None,
             "speedup_to_target": None,
             "breakdown": breakdown,

@@ -103,12 +103,13 @@ def split_recipes(text: str) -> tuple[str, ...]:
 def compare(
     settings: Settings,
     *,
+    keep: Callable[[dict[str, Any]], None],
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     command: str = "",
-) -> dict[str, Any]:
-    """Train every recipe on the network asked for, and return everything that was measured.
+) -> None:
+    """Train every recipe on the network asked for, and hand everything that was measured to `keep`.
 
-    If a worker dies, or on Ctrl-C, the results so far are in the `partial` attribute of what is raised.
+    So it is if a worker dies, or on Ctrl-C, with the results so far; then what went wrong is raised.
     """
     work = workload(settings.workload, data=settings.data)  # reads the data: an error here costs nothing yet
     parameters = sum(p.numel() for p in work.model(seed=0).parameters())
@@ -146,9 +147,9 @@ def compare(
                 results.take(event)
                 on_event(event)
     except (KeyboardInterrupt, ThinwireError) as problem:
-        problem.partial = _whole(head, results, str(problem) or "stopped")  # type: ignore[union-attr]
+        keep(_whole(head, results, str(problem) or "stopped"))
         raise
-    return _whole(head, results, None)
+    keep(_whole(head, results, None))
 
 
 def _whole(head: dict[str, Any], results: Results, problem: str | None) -> dict[str, Any]:

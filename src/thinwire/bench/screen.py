@@ -45,6 +45,10 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bars away; again, it does nothing."""
         if self._live:
             self._progress.stop()
 

@@ -8,20 +8,12 @@ from numba import float32, uint32
 
 from .cpu_compile import compiled, random_word, summing
 from .cpu_quantize import hadamard
+from .cpu_select import square_sum
 from .layout import SMALLEST_STEP
 from .vector_codes import codebook_chunk, look_up_chunk
 from .vectors import flip_signs_chunk
 
 _SMALLEST = float32(SMALLEST_STEP)
-
-
-@summing
-def _square_sum(x):
-    total = 0.0
-    for i in range(x.size):
-        wide = np.float64(x[i])
-        total += wide * wide
-    return total
 
 
 @summing
@@ -61,7 +53,7 @@ def rotated_encode(x, numel, first, second, boundaries, codebook, width, scale, 
         for j in range(0, z.size, 64):
             flip_signs_chunk(z, j, uint32(start + j), second[0], second[1], z, j)
         hadamard(z, 0, z.size)
-        squares = _square_sum(z)
+        squares = square_sum(z)
         rms = float32(np.sqrt(squares / np.float64(z.size)))
         if not np.isfinite(rms):
             rms = float32(np.nan)

@@ -50,7 +50,7 @@ def block_min_max(bits, block, out_low, out_high):
 
 
 @summing
-def _square_sum(x):
+def square_sum(x):
     total = 0.0
     for i in range(x.size):
         wide = np.float64(x[i])
@@ -62,7 +62,7 @@ def _square_sum(x):
 def block_square_sum(x, block, out):
     width = block if block else max(x.size, 1)
     for b in range(out.size):
-        out[b] = _square_sum(x[b * width : (b + 1) * width])
+        out[b] = square_sum(x[b * width : (b + 1) * width])
 
 
 @summing
