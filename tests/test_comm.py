@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -114,10 +115,19 @@ def test_traffic_between_two_moments_is_a_difference() -> None:
 
 def test_counts_are_copies() -> None:
     network = LocalNetwork.of(2)[0]
-    network._count("all_reduce", 8, 0.5)
+    network._count("all_reduce", 8, time.perf_counter() - 0.5)
+    counted = network.traffic
     network.traffic_by_kind()["all_reduce"].bytes = 99
     network.traffic.bytes = 99
-    assert network.traffic == Traffic(1, 8, 0.5)
+    assert network.traffic == counted
+    assert (counted.calls, counted.bytes) == (1, 8)
+
+
+def test_time_with_several_under_way_passes_once() -> None:
+    network, now = LocalNetwork.of(2)[0], time.perf_counter()
+    for begin in (now - 0.5, now - 0.4, now - 0.1):
+        network._count("all_to_all", 8, begin)
+    assert 0.5 <= network.traffic.seconds == pytest.approx(time.perf_counter() - now + 0.5, abs=0.05)
 
 
 def test_several_collectives_may_be_under_way() -> None:

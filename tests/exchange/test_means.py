@@ -25,7 +25,7 @@ from torch import Tensor
 from thinwire import Draw, OptionError, parse
 from thinwire.codecs import Codec
 from thinwire.exchange import TwoShot
-from thinwire.exchange.two_shot import pieces
+from thinwire.exchange.two_shot import _waves, pieces
 
 
 def given(world_size: int, numel: int, step: int = 0) -> list[Tensor]:
@@ -246,6 +246,26 @@ def test_two_shots_err_as_much_as_both_may(text: str, world_size: int) -> None:
     errors = torch.stack([(ranks.step(gradients, step).double() - mean).square().sum() for step in range(draws)])
     assert float(errors.mean()) <= first + second + 4 * float(errors.std()) / math.sqrt(draws)
     assert float(errors.mean()) >= 0.02 * (first + second)  # and they do err: both shots are compressed
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("text", ["fp32|two_shot", "abs_max:8|two_shot", "ef|rotated:2|two_shot:3,feedback=true"])
+def test_large_tensors_travel_in_waves(text: str, world_size: int) -> None:
+    """Of which every element belongs to one, and which deliver what one would."""
+    numel = 200_000 * world_size + 77
+    ranks, gradients = Ranks(text, world_size), given(world_size, numel)
+    mean = true_mean(gradients)
+    error = float((ranks.step(gradients, 0).double() - mean).norm() / mean.norm())
+    assert error <= {"fp32": 1e-6, "abs_": 0.02, "ef|r": 1.0}[text[:4]]
+    waves = _waves(numel, world_size, 10)
+    assert len(waves) == 3
+    seen = torch.zeros(numel, dtype=torch.int32)
+    for rank, piece in enumerate(pieces(numel, world_size)):
+        for wave in waves:
+            seen[wave.places[rank]] += 1
+            assert piece.start <= wave.places[rank].start <= wave.places[rank].stop <= piece.stop
+    assert (seen == 1).all()
+    assert sum(share.stop - share.start for wave in waves for share in wave.exact) == 10
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])

@@ -215,6 +215,25 @@ def test_rotated(numel: int, seed: int, dtype: torch.dtype, key: Key, special: t
 
 
 @few
+@given(sizes, seeds, blocks, dtypes, keys, specials, st.integers(2, 8))
+def test_abs_max(
+    numel: int, seed: int, block: int, dtype: torch.dtype, key: Key, special: tuple[float, ...], bits: int
+) -> None:
+    """Steps and codes at once; blocks of zeros and blocks that are not finite among them."""
+    x = mixed(numel, seed, special, dtype)
+    x[64:192] = 0.0
+    options: dict[str, Any] = {"levels": (1 << (bits - 1)) - 1, "bits": bits, "block": block, "key": key}
+    made = []
+    for body in (reference, *(body for body, _ in BODIES)):
+        step = torch.full((reference.blocks_of(numel, block),), 7.0)
+        codes = torch.zeros(packed_bytes(numel, bits), dtype=torch.uint8)
+        body.abs_max_encode(x, step, codes, **options)
+        made.append((step, codes))
+    for found in made[1:]:
+        assert_same(made[0], found)
+
+
+@few
 @given(sizes, seeds, blocks, dtypes, specials, st.integers(1, 8))
 def test_codebook(numel: int, seed: int, block: int, dtype: torch.dtype, special: tuple[float, ...], bits: int) -> None:
     scale = scales(numel, block, seed, special)

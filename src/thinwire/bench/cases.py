@@ -86,6 +86,18 @@ def quantize_cases(data: Data) -> Iterator[Case]:
         lambda: (rows * (127 / rows.abs().amax(1, keepdim=True)) + torch.rand_like(rows)).floor_().to(torch.int8),
         5 + 8 / _BLOCK,
     )
+    few = torch.empty(kernels.packed_bytes(x.numel(), 4), dtype=torch.uint8)
+
+    def eager_abs_max() -> Tensor:
+        codes = rows * (7 / rows.abs().amax(1, keepdim=True)) + torch.rand_like(rows)
+        return _eager_pack(codes.floor_().to(torch.int8).view(-1) + 7, 4)
+
+    yield Case(
+        f"abs_max_encode_int4_block{_BLOCK}",
+        lambda: kernels.abs_max_encode(x, small, few, levels=7, bits=4, block=_BLOCK, key=_KEY),
+        eager_abs_max,
+        4 + 4 / 8 + 4 / _BLOCK,
+    )
 
 
 def packing_cases(data: Data) -> Iterator[Case]:

@@ -94,7 +94,7 @@ class GptOnSources(Workload):
 
     name = "gpt"
     about = "a byte-level transformer of 3.2 M parameters on the sources of Python's standard library"
-    optimizer_text = "AdamW, lr 1e-3, betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1"
+    optimizer_text = "fused AdamW, lr 1e-3, betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1"
     batch_per_worker = 4
     context = 64
     clip = 1.0
@@ -107,7 +107,8 @@ class GptOnSources(Workload):
         return Gpt(context=self.context)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        # Fused: the unfused one takes twice as long for a gradient that is mostly zeros as for a dense one (on CPU).
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def count(self, *, held_out: bool = False) -> int:
         return (len(self._text[held_out]) - 1) // self.context

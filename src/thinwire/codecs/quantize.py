@@ -163,6 +163,12 @@ class AbsMax(_Symmetric):
     def _steps(self, flat: Tensor) -> Tensor:
         return kernels.block_abs_max(flat, block=self.block) / self.levels
 
+    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+        flat = x.reshape(-1)
+        step, codes = take_scales(body, kernels.blocks_of(flat.numel(), self.block))
+        grid = {"levels": self.levels, "bits": self.bits, "block": self.block}
+        kernels.abs_max_encode(flat, step, codes, **grid, key=key)
+
 
 @dataclass(frozen=True, repr=False)
 class MinMax(Codec):

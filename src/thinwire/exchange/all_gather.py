@@ -12,7 +12,7 @@ from .. import kernels
 from ..codecs.base import Codec, Shape
 from ..codecs.sparse import SparseCodec
 from ..comm import Network
-from .base import EXACT_BYTES, Cargo, Delivery, Exchange, delivered, message_bytes, sum_rows
+from .base import EXACT_BYTES, Cargo, Delivery, Exchange, delivered, message_bytes, ring_bytes, start_mean
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -34,27 +34,27 @@ class AllGather(Exchange):
     def sent_bytes(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
     ) -> int:
-        return (world_size - 1) * (message_bytes(codec, numel, shapes) + EXACT_BYTES * exact)
+        return (world_size - 1) * message_bytes(codec, numel, shapes) + ring_bytes(EXACT_BYTES * exact, world_size)
 
     def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
+        exact = start_mean(cargo.exact, network)
         messages = self._encoded(codec, cargo)
+        if not messages:
+            return delivered(cargo.blank(), exact())
         sizes = [message.numel() for message in messages]
-        row = torch.cat([*messages, cargo.exact.view(torch.uint8)])
-        rows = network.all_gather(row)
-        scale = 1.0 / network.world_size
-        exact = sum_rows(rows[:, sum(sizes) :], scale)
-        out = cargo.blank()
+        gathered = network.start_all_gather(torch.cat(messages) if len(messages) > 1 else messages[0])
+        out = cargo.blank()  # meanwhile
+        rows = gathered.wait()
         if isinstance(codec, SparseCodec):
-            if cargo.u.numel() == 0:
-                return delivered(out, exact)
-            return delivered(out, exact, finite=self._scatter(codec, cargo, rows[:, : sizes[0]], out, network.rank))
+            finite = self._scatter(codec, cargo, rows, out, network.rank)
+            return delivered(out, exact(), finite=finite)
         for row in rows:
             place = 0
             for (x, _, _, shape), size in zip(cargo.messages(codec), sizes, strict=True):
                 start = x.storage_offset() - cargo.u.storage_offset()
                 codec.add(row[place : place + size], out[start : start + x.numel()], shape=shape)
                 place += size
-        return delivered(out.mul_(scale), exact)
+        return delivered(out.mul_(1.0 / network.world_size), exact())
 
     @staticmethod
     def _encoded(codec: Codec, cargo: Cargo) -> list[Tensor]:

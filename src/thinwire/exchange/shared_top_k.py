@@ -16,8 +16,8 @@ from ..codecs.cast import Bf16, Fp16
 from ..codecs.sparse import Sparsifier
 from ..codecs.sparsify import RandomK
 from ..comm import Network
-from .all_reduce import floats_bytes, sum_floats
-from .base import FLOATS, Cargo, Delivery, Exchange, delivered
+from .all_reduce import floats_bytes
+from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Exchange, delivered, ring_bytes, start_mean
 
 _NORM_BYTES = 4
 
@@ -69,29 +69,33 @@ class SharedTopK(Exchange):
         values = codec.values
         assert isinstance(values, FLOATS)
         if numel == 0:
-            return floats_bytes(values, 0, exact, world_size)
+            return ring_bytes(EXACT_BYTES * exact, world_size)
         norms = _NORM_BYTES * (world_size - 1) if self.leader == "norm" else 0
         positions = codec.positions_bytes(numel) * (world_size - 1) // world_size
-        return norms + positions + floats_bytes(values, codec.capacity(numel), exact + 1, world_size)
+        beside = ring_bytes(EXACT_BYTES * (exact + 1), world_size)
+        return norms + positions + beside + floats_bytes(values, codec.capacity(numel), 0, world_size)
 
     # ------------------------------------------------------------------------------------------------- running
 
     def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
         assert isinstance(codec, Sparsifier)
-        n, out, values = network.world_size, cargo.blank(), codec.values
+        n, values = network.world_size, codec.values
         assert isinstance(values, FLOATS)
         if cargo.u.numel() == 0:
-            return delivered(out, sum_floats(values, cargo.u, cargo.exact * (1.0 / n), network)[1])
-        positions = cargo.positions = self._agreed_positions(codec, cargo, network)
-        places = positions.to(torch.int64)
+            return delivered(cargo.blank(), start_mean(cargo.exact, network)())
         # An inf outside the leader's positions would go unseen, so every rank reports it beside the exact elements.
         news = torch.full((1,), 0.0 if kernels.all_finite(cargo.u) else math.nan, device=cargo.u.device)
+        beside = start_mean(torch.cat((cargo.exact, news)), network)
+        positions = cargo.positions = self._agreed_positions(codec, cargo, network)
+        places = positions.to(torch.int64)
         chosen = cargo.u[places]
         sent = values.to_sum(chosen * (1.0 / n))
         if cargo.remembers:
             cargo.u[places] = chosen.sub_(values.from_sum(sent), alpha=n)
-        total, exact = sum_floats(values, sent, torch.cat((cargo.exact * (1.0 / n), news)), network)
-        news, exact = exact[-1:], exact[:-1]
+        summed = network.start_all_reduce(sent)
+        out = cargo.blank()  # meanwhile
+        total, both = summed.wait(), beside()
+        exact, news = both[:-1], both[-1:]
         finite = kernels.all_finite(news) and kernels.all_finite(total)
         if finite:
             out[places] = values.from_sum(total)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,11 +12,13 @@ from torch import Tensor
 
 from ..codecs.base import Codec, Shape
 from ..codecs.low_rank import LowRank
-from ..comm import Network
+from ..comm import Network, Pending
 from ..errors import OptionError
 from .base import EXACT_BYTES, Cargo, Delivery, Exchange, delivered, sum_rows
 
 _GRAIN = 1024  # pieces are multiples of this many elements, which all blocks and rotations divide
+_MOST_WAVES = 3
+_WORTH_A_WAVE = 1 << 16  # elements of one rank's piece: a message of fewer costs more to handle than to send
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -76,68 +80,96 @@ class TwoShot(Exchange):
     def sent_bytes(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
     ) -> int:
-        rows = [_row_bytes(c, numel, exact, world_size) for c in (codec, self.codec_back(codec))]
+        waves = _waves(numel, world_size, exact)
+        rows = [wave.row_bytes(c) for c in (codec, self.codec_back(codec)) for wave in waves]
         return (world_size - 1) * sum(rows)
 
     # ------------------------------------------------------------------------------------------------- running
 
     def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
-        own = self._sum_of_own_piece(codec, cargo, network)
-        return self._collected(self.codec_back(codec), cargo, own, network)
-
-    def _sum_of_own_piece(self, codec: Codec, cargo: Cargo, network: Network) -> tuple[Tensor, Tensor]:
-        """First shot: the mean of this rank's piece, and of its share of the exact elements."""
-        n, numel, extra = network.world_size, cargo.u.numel(), cargo.exact.numel()
-        exact_at = _message_bytes(codec, numel, n)
-        rows = torch.zeros(n, _row_bytes(codec, numel, extra, n), dtype=torch.uint8, device=cargo.u.device)
-        encode = codec.encode_taking if cargo.remembers else codec.encode
-        for to, (row, piece) in enumerate(zip(rows, pieces(numel, n), strict=True)):
-            if piece.stop > piece.start:
-                message = encode(cargo.u[piece], draw=cargo.drawn(f"to{to}"))
-                row[: message.numel()] = message
-        for row, piece in zip(rows, _exact_pieces(extra, n), strict=True):
-            row[exact_at : exact_at + EXACT_BYTES * (piece.stop - piece.start)] = cargo.exact[piece].view(torch.uint8)
-        received = network.all_to_all(rows)
-        mine = list(pieces(numel, n))[network.rank]
-        size = mine.stop - mine.start
-        total = torch.zeros(size, dtype=torch.float32, device=cargo.u.device)
-        for row in received if size else ():
-            codec.add(row[: codec.wire_bytes(size)], total)
-        return total.mul_(1.0 / n), sum_rows(received[:, exact_at:], 1.0 / n)
-
-    def _collected(self, codec: Codec, cargo: Cargo, own: tuple[Tensor, Tensor], network: Network) -> Delivery:
-        """Second shot: every rank, the owner too, decodes the same bytes."""
-        n, numel, extra = network.world_size, cargo.u.numel(), cargo.exact.numel()
-        total, exact_sum = own
-        held = self._add_what_was_kept_back(total, cargo)
-        exact_at = _message_bytes(codec, numel, n)
-        row = torch.zeros(_row_bytes(codec, numel, extra, n), dtype=torch.uint8, device=cargo.u.device)
-        if total.numel():
-            encode = codec.encode_taking if self.feedback else codec.encode
-            message = encode(total, draw=cargo.drawn("back"))
-            row[: message.numel()] = message
-        row[exact_at:] = exact_sum.view(torch.uint8)
+        """In waves: while one is on its way, the next is compressed and the last is added up."""
+        waves = _waves(cargo.u.numel(), network.world_size, cargo.exact.numel())
+        first = [self._start_first_shot(codec, cargo, wave, network) for wave in waves]
+        mine = list(pieces(cargo.u.numel(), network.world_size))[network.rank]
+        total = torch.zeros(mine.stop - mine.start, dtype=torch.float32, device=cargo.u.device)
+        kept = cargo.back if self.feedback and cargo.back is not None and cargo.back.numel() == total.numel() else None
+        second = []
+        for wave, under_way in zip(waves, first, strict=True):
+            own = slice(wave.places[network.rank].start - mine.start, wave.places[network.rank].stop - mine.start)
+            exact_sum = self._add_up(codec, wave, under_way.wait(), total[own])
+            old = None if kept is None else kept[own]
+            row = self._row_back(self.codec_back(codec), cargo, wave, (total[own], exact_sum), old)
+            second.append(network.start_all_gather(row))
         if self.feedback:
-            cargo.back = total if held is None else total.add_(held)
-        rows = network.all_gather(row)
-        out = cargo.blank()
-        for row, piece in zip(rows, pieces(numel, n), strict=True):
-            if piece.stop > piece.start:
-                codec.add(row[: codec.wire_bytes(piece.stop - piece.start)], out[piece])
-        exact = torch.empty_like(cargo.exact)
-        for row, piece in zip(rows, _exact_pieces(extra, n), strict=True):
-            values = row[exact_at:].view(torch.float32) if extra else exact
-            exact[piece] = values[: piece.stop - piece.start]
+            cargo.back = total
+        out, exact = cargo.blank(), torch.empty_like(cargo.exact)
+        for wave, under_way in zip(waves, second, strict=True):
+            self._take_out(self.codec_back(codec), wave, under_way.wait(), out, exact)
         return delivered(out, exact)
 
-    def _add_what_was_kept_back(self, total: Tensor, cargo: Cargo) -> Tensor | None:
-        """Returns what is kept once more: of parameters that no rank seems to use."""
-        kept = cargo.back
-        if not self.feedback or kept is None or kept.numel() != total.numel():
-            return None
-        held = torch.where(total == 0, kept, 0.0) if cargo.may_be_unused else None
-        total += kept if held is None else kept - held
-        return held
+    @staticmethod
+    def _start_first_shot(codec: Codec, cargo: Cargo, wave: _Wave, network: Network) -> Pending:
+        """Every rank's piece of this wave goes to it, with its share of the exact elements."""
+        rows = torch.empty(len(wave.places), wave.row_bytes(codec), dtype=torch.uint8, device=cargo.u.device)
+        encode = codec.encode_taking if cargo.remembers else codec.encode
+        exact_at = wave.message_bytes(codec)
+        for to, (row, place, exact) in enumerate(zip(rows, wave.places, wave.exact, strict=True)):
+            size = 0
+            if place.stop > place.start:
+                message = encode(cargo.u[place], draw=cargo.drawn(f"to{to}{wave.suffix}"))
+                size = message.numel()
+                row[:size] = message
+            row[size:] = 0
+            row[exact_at : exact_at + EXACT_BYTES * (exact.stop - exact.start)] = cargo.exact[exact].view(torch.uint8)
+        return network.start_all_to_all(rows)
+
+    @staticmethod
+    def _add_up(codec: Codec, wave: _Wave, rows: Tensor, total: Tensor) -> Tensor:
+        """Into `total` the mean of this rank's piece; returns that of its share of the exact elements."""
+        size, scale = total.numel(), 1.0 / len(rows)
+        for row in rows if size else ():
+            codec.add(row[: codec.wire_bytes(size)], total)
+        total.mul_(scale)
+        return sum_rows(rows[:, wave.message_bytes(codec) :], scale)
+
+    def _row_back(
+        self, codec: Codec, cargo: Cargo, wave: _Wave, own: tuple[Tensor, Tensor], kept: Tensor | None
+    ) -> Tensor:
+        """The second shot of this rank. With feedback, `own` is left with what the message does not say."""
+        total, exact_sum = own
+        held = _add_what_was_kept_back(total, kept, cargo)
+        row = torch.empty(wave.row_bytes(codec), dtype=torch.uint8, device=total.device)
+        size = 0
+        if total.numel():
+            encode = codec.encode_taking if self.feedback else codec.encode
+            message = encode(total, draw=cargo.drawn(f"back{wave.suffix}"))
+            size = message.numel()
+            row[:size] = message
+            if held is not None:
+                total.add_(held)
+        exact_at = wave.message_bytes(codec)
+        row[size:exact_at] = 0
+        row[exact_at:] = exact_sum.view(torch.uint8)
+        return row
+
+    @staticmethod
+    def _take_out(codec: Codec, wave: _Wave, rows: Tensor, out: Tensor, exact: Tensor) -> None:
+        """Every rank, the owner too, decodes the same bytes."""
+        exact_at = wave.message_bytes(codec)
+        for row, place, share in zip(rows, wave.places, wave.exact, strict=True):
+            if place.stop > place.start:
+                codec.add(row[: codec.wire_bytes(place.stop - place.start)], out[place])
+            if share.stop > share.start:
+                exact[share] = row[exact_at:].view(torch.float32)[: share.stop - share.start]
+
+
+def _add_what_was_kept_back(total: Tensor, kept: Tensor | None, cargo: Cargo) -> Tensor | None:
+    """Returns what is kept once more: of parameters that no rank seems to use."""
+    if kept is None:
+        return None
+    held = torch.where(total == 0, kept, 0.0) if cargo.may_be_unused else None
+    total += kept if held is None else kept - held
+    return held
 
 
 def pieces(numel: int, world_size: int) -> Iterator[slice]:
@@ -151,20 +183,46 @@ def pieces(numel: int, world_size: int) -> Iterator[slice]:
         yield slice(min(rank * size, numel), min((rank + 1) * size, numel))
 
 
-def _exact_pieces(extra: int, world_size: int) -> Iterator[slice]:
-    size = -(-extra // world_size)
-    for rank in range(world_size):
-        yield slice(min(rank * size, extra), min((rank + 1) * size, extra))
+@dataclasses.dataclass(frozen=True)
+class _Wave:
+    """A part of every rank's piece, which travels together. The exact elements go with the first."""
+
+    number: int
+    places: Sequence[slice]
+    exact: Sequence[slice]
+
+    @property
+    def suffix(self) -> str:
+        """To what its messages are drawn by."""
+        return f".{self.number}" if self.number else ""
+
+    def message_bytes(self, codec: Codec) -> int:
+        """Of the longest message, which is the first rank's."""
+        longest: int = self.places[0].stop - self.places[0].start
+        return codec.wire_bytes(longest) if longest else 0
+
+    def row_bytes(self, codec: Codec) -> int:
+        share: int = self.exact[0].stop - self.exact[0].start
+        return self.message_bytes(codec) + EXACT_BYTES * share
 
 
-def _message_bytes(codec: Codec, numel: int, world_size: int) -> int:
-    """Of the longest piece."""
-    longest = next(pieces(numel, world_size))
-    return codec.wire_bytes(longest.stop) if longest.stop else 0
-
-
-def _row_bytes(codec: Codec, numel: int, extra: int, world_size: int) -> int:
-    return _message_bytes(codec, numel, world_size) + EXACT_BYTES * -(-extra // world_size)
+@functools.lru_cache(maxsize=256)  # asked several times a step, for the same few buckets
+def _waves(numel: int, world_size: int, exact: int) -> Sequence[_Wave]:
+    """Few, of equal size; small tensors travel in one."""
+    whole = list(pieces(numel, world_size))
+    longest = whole[0].stop
+    count = min(_MOST_WAVES, max(1, longest // _WORTH_A_WAVE))
+    step = -(-longest // (count * _GRAIN)) * _GRAIN
+    share = -(-exact // world_size)
+    waves = []
+    for number in range(count):
+        places = [
+            slice(min(piece.start + number * step, piece.stop), min(piece.start + (number + 1) * step, piece.stop))
+            for piece in whole
+        ]
+        ends = [0 if number else min(rank * share, exact) for rank in range(world_size + 1)]
+        waves.append(_Wave(number, places, [slice(*pair) for pair in itertools.pairwise(ends)]))
+    return tuple(waves)
 
 
 two_shot = TwoShot

@@ -88,6 +88,7 @@ quantize = _dispatch(reference.quantize)
 random_bits = reference.random_bits
 rotate = _dispatch(reference.rotate)
 rotated_add = _dispatch(reference.rotated_add)
+abs_max_encode = _dispatch(reference.abs_max_encode)
 rotated_encode = _dispatch(reference.rotated_encode)
 scatter_add = _dispatch(reference.scatter_add)
 select = _dispatch(reference.select)
@@ -101,6 +102,7 @@ __all__ = [
     "ROTATION",
     "Moments",
     "Selection",
+    "abs_max_encode",
     "all_finite",
     "block_abs_max",
     "block_min_max",

@@ -108,6 +108,16 @@ def quantize(
     return packed
 
 
+def abs_max_encode(x: Tensor, step: Tensor, out: Tensor, *, levels: int, bits: int, block: int, key: Key) -> None:
+    numel = x.numel()
+    if not checks.writable(step) or step.numel() != blocks_of(numel, block):
+        return reference.abs_max_encode(x, step, out, levels=levels, bits=bits, block=block, key=key)
+    codes, floats = _empty_packed(numel, bits, out).numpy(), _floats(x)
+    options = (_WIDTHS[bits], block, np.int32(levels), *_words(key))
+    cpu_quantize.abs_max_encode(floats, floats.view(np.int32), step.numpy(), codes, *options)
+    return None
+
+
 def dequantize_add(
     out: Tensor, packed: Tensor, low: Tensor, step: Tensor, *, bits: int, offset: int, block: int
 ) -> None:

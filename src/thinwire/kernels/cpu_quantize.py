@@ -7,6 +7,8 @@ import numpy as np
 from numba import float32, int32, uint32
 
 from .cpu_compile import compiled, random_word
+from .cpu_select import largest_magnitude
+from .layout import SMALLEST_STEP
 from .vector_codes import (
     bits_float,
     centred_chunk,
@@ -30,6 +32,7 @@ from .vectors import (
 )
 
 _ONE = float32(8388608.0)  # 1.0 in fixed point, 2**23
+_SMALLEST = float32(SMALLEST_STEP)
 
 # --------------------------------------------------------------------------------------------- packing and quantising
 
@@ -95,6 +98,33 @@ def quantize(x, low, inverse_step, out, width, block, floor, ceiling, offset, k0
         b, i, o = low.size - 1, full * 64, full * 8 * bits
         start, scale = low[b], inverse_step[b] * _ONE
         quantize_chunk(_padded_tail(x), 0, uint32(i), start, scale, k0, k1, floor, ceiling, offset, width, out, o)
+        _clear_padding(out, o, width, x.size & 63)
+
+
+@compiled
+def abs_max_encode(x, bits, step, out, width, block, levels, k0, k1):
+    """`bits` is x as integers. A block is read once from memory: what follows finds it in the cache."""
+    code_bytes = 8 * len(width)
+    full = x.size >> 6
+    size = block if block else max(x.size, 1)
+    ends = float32(levels) * _ONE
+    offset = uint32(uint32(levels) << uint32(23))
+    scale = float32(0.0)
+    for b in range(step.size):
+        found = bits_float(largest_magnitude(bits[b * size : (b + 1) * size])) / float32(levels)
+        if not np.isfinite(found):
+            found = float32(np.nan)
+        elif found < _SMALLEST:
+            found = float32(0.0)
+        step[b] = found
+        scale = (float32(1.0) / found if found > float32(0.0) else float32(0.0)) * _ONE
+        for c in range(b * size >> 6, min(full, (b + 1) * size >> 6)):
+            i, o = c * 64, c * code_bytes
+            centred_chunk(x, i, uint32(i), float32(0.0), scale, k0, k1, -ends, ends, offset, width, out, o)
+    if x.size & 63:
+        i, o = full * 64, full * code_bytes
+        tail = _padded_tail(x)
+        centred_chunk(tail, 0, uint32(i), float32(0.0), scale, k0, k1, -ends, ends, offset, width, out, o)
         _clear_padding(out, o, width, x.size & 63)
 
 
@@ -170,6 +200,12 @@ def hadamard(x, start, width):
     """In place; the stages come in the order of the definition, strides 1, 2, 4, ..., because the bits depend on it."""
     for i in range(start, start + width, 64):
         butterfly_within(x, i)
+    hadamard_across(x, start, width)
+
+
+@compiled
+def hadamard_across(x, start, width):
+    """The stages from stride 64 on, and the scale."""
     factor = float32(1.0 / np.sqrt(np.float64(width)))
     if width == 64:
         butterfly_across_1(x, start, factor)

@@ -7,11 +7,11 @@ import numpy as np
 from numba import float32, uint32
 
 from .cpu_compile import compiled, random_word, summing
-from .cpu_quantize import hadamard
+from .cpu_quantize import hadamard_across
 from .cpu_select import square_sum
 from .layout import SMALLEST_STEP
 from .vector_codes import codebook_chunk, look_up_chunk
-from .vectors import flip_signs_chunk
+from .vectors import butterfly_within, flip_signs_add_chunk, flip_signs_butterfly
 
 _SMALLEST = float32(SMALLEST_STEP)
 
@@ -29,15 +29,24 @@ def _match(nearest, z):
 
 
 @compiled
-def _signed(x, start, width, k0, k1, z):
-    """Elements of x from `start` on with random signs; beyond its end zeros, with signs like the rest."""
-    for j in range(0, width, 64):
+def _rotate_first(x, start, k0, k1, z):
+    """Elements of x from `start` on, rotated; beyond its end zeros, with signs like the rest."""
+    for j in range(0, z.size, 64):
         if start + j + 64 <= x.size:
-            flip_signs_chunk(x, start + j, uint32(start + j), k0, k1, z, j)
+            flip_signs_butterfly(x, start + j, uint32(start + j), k0, k1, z, j)
         else:
             for e in range(start + j, start + j + 64):
                 value = x[e] if e < x.size else float32(0.0)
                 z[e - start] = -value if random_word(e, k0, k1) >= uint32(0x80000000) else value
+            butterfly_within(z, j)
+    hadamard_across(z, 0, z.size)
+
+
+@compiled
+def _rotate_again(z, start, k0, k1):
+    for j in range(0, z.size, 64):
+        flip_signs_butterfly(z, j, uint32(start + j), k0, k1, z, j)
+    hadamard_across(z, 0, z.size)
 
 
 @compiled
@@ -48,11 +57,8 @@ def rotated_encode(x, numel, first, second, boundaries, codebook, width, scale, 
     for b in range(scale.size):
         start = b * 1024
         z = buffer[: min(1024, numel - start)]
-        _signed(x, start, z.size, first[0], first[1], z)
-        hadamard(z, 0, z.size)
-        for j in range(0, z.size, 64):
-            flip_signs_chunk(z, j, uint32(start + j), second[0], second[1], z, j)
-        hadamard(z, 0, z.size)
+        _rotate_first(x, start, first[0], first[1], z)
+        _rotate_again(z, start, second[0], second[1])
         squares = square_sum(z)
         rms = float32(np.sqrt(squares / np.float64(z.size)))
         if not np.isfinite(rms):
@@ -74,17 +80,19 @@ def rotated_encode(x, numel, first, second, boundaries, codebook, width, scale, 
 @compiled
 def rotated_add(packed, numel, first, second, codebook, width, scale, out):
     bits = len(width)
-    z = np.empty(1024, np.float32)
+    buffer = np.empty(1024, np.float32)
     for b in range(scale.size):
         start = b * 1024
-        size = min(1024, numel - start)
-        for j in range(0, size, 64):
+        z = buffer[: min(1024, numel - start)]
+        for j in range(0, z.size, 64):
             look_up_chunk(packed, (start + j) // 8 * bits, scale[b], codebook, width, z, j)
-        hadamard(z, 0, size)
-        for j in range(0, size, 64):
-            flip_signs_chunk(z, j, uint32(start + j), second[0], second[1], z, j)
-        hadamard(z, 0, size)
-        for j in range(0, size, 64):
-            flip_signs_chunk(z, j, uint32(start + j), first[0], first[1], z, j)
-        for e in range(min(size, out.size - start)):
-            out[start + e] += z[e]
+            butterfly_within(z, j)
+        hadamard_across(z, 0, z.size)
+        _rotate_again(z, start, second[0], second[1])
+        for j in range(0, z.size, 64):
+            if start + j + 64 <= out.size:
+                flip_signs_add_chunk(z, j, uint32(start + j), first[0], first[1], out, start + j)
+            else:
+                for e in range(start + j, min(start + j + 64, out.size)):
+                    value = z[e - start]
+                    out[e] += -value if random_word(e, first[0], first[1]) >= uint32(0x80000000) else value

@@ -17,7 +17,7 @@ _MAGNITUDE = int32(0x7FFFFFFF)
 
 
 @compiled
-def _largest(bits):
+def largest_magnitude(bits):
     found = int32(0)
     for i in range(bits.size):
         found = max(found, int32(bits[i] & _MAGNITUDE))
@@ -28,7 +28,7 @@ def _largest(bits):
 def block_abs_max(bits, block, out):
     width = block if block else max(bits.size, 1)
     for b in range(out.size):
-        out[b] = _largest(bits[b * width : (b + 1) * width])
+        out[b] = largest_magnitude(bits[b * width : (b + 1) * width])
 
 
 @compiled
@@ -84,14 +84,14 @@ def moments(x):
         part_total, part_squares = _sums(x[i : i + 4096])
         total += part_total
         squares += part_squares
-        largest = max(largest, _largest(bits[i : i + 4096]))
+        largest = max(largest, largest_magnitude(bits[i : i + 4096]))
     return total, squares, largest
 
 
 @compiled
 def all_finite(bits):
     for i in range(0, bits.size, 65536):  # noqa: SIM110 (numba has no generators)
-        if _largest(bits[i : i + 65536]) >= int32(0x7F800000):
+        if largest_magnitude(bits[i : i + 65536]) >= int32(0x7F800000):
             return False
     return True
 

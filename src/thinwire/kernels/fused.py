@@ -1,6 +1,6 @@
-"""Rotated quantisation put together from the loops of a body: the definition, and what runs on a GPU.
+"""Whole encoders put together from the loops of a body: the definition, and what runs on a GPU.
 
-The numba body has one loop instead (`cpu_rotated.py`) with the same bits.
+The numba body has one loop instead of each (`cpu_rotated.py`, `cpu_quantize.py`) with the same bits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,19 @@ from ..draw import Key
 from .layout import ROTATION, blocks_of, rotated_numel, usable_steps
 
 Keys = tuple[Key, Key]  # of the two rounds
+
+
+def abs_max_encode(
+    loops: Any, x: Tensor, step: Tensor, out: Tensor, *, levels: int, bits: int, block: int, key: Key
+) -> None:
+    """`loops` is the body. See `reference.abs_max_encode`."""
+    if not x.numel():
+        return
+    largest = loops.block_abs_max(x, block=block)
+    found, inverse = usable_steps(largest / torch.full_like(largest, levels))  # on a GPU, / 3 would be * (1 / 3)
+    step.copy_(found)
+    grid = {"bits": bits, "top": 2 * levels, "offset": levels, "block": block}
+    loops.quantize(x, torch.zeros_like(found), inverse, **grid, key=key, out=out)
 
 
 def rotated_encode(

@@ -31,6 +31,7 @@ from .layout import (
     rotated_numel,
 )
 
+abs_max_encode = functools.partial(fused.abs_max_encode, sys.modules[__name__])
 rotated_encode = functools.partial(fused.rotated_encode, sys.modules[__name__])
 rotated_add = functools.partial(fused.rotated_add, sys.modules[__name__])
 keep_largest = reference.keep_largest  # stays in plain torch: the candidates are few

@@ -293,6 +293,15 @@ def codebook_decode(
     return _into(out, words * _spread(scale, numel, block))
 
 
+def abs_max_encode(x: Tensor, step: Tensor, out: Tensor, *, levels: int, bits: int, block: int, key: Key) -> None:
+    """Rounded at random to `levels` either side of zero: codes into `out`, a step for each block into `step`.
+
+    A step is 0 for a block of zeros and NaN for one that is not finite.
+    """
+    options = {"levels": levels, "bits": bits, "block": block}
+    fused.abs_max_encode(sys.modules[__name__], x, step, out, **options, key=key)
+
+
 def rotated_encode(
     x: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, boundaries: Tensor, bits: int
 ) -> None:

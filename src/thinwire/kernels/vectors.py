@@ -10,8 +10,6 @@ Here: the building blocks, selection and rotation; `vector_codes.py` has quantis
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
-import math
-
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -152,22 +150,83 @@ def lowest_bit(_typing, mask):
 # ---------------------------------------------------------------------------------------------------------- rotation
 
 
+def _flipped(context, builder, array_type, x, i, keys, start):
+    """LANES elements of x from i + start on, times a random sign (the top random bit is xored into the sign)."""
+    bits = load(context, builder, array_type, x, plus(builder, i, start), vector(I32))
+    counter, k0, k1 = keys
+    sign = builder.and_(random_words(builder, counter, k0, k1, start), constant(I32, 0x80000000))
+    return builder.bitcast(builder.xor(bits, sign), vector(F32))
+
+
 @intrinsic
 def flip_signs_chunk(_typing, x, i, counter, k0, k1, out, o):
-    """out = x times a random sign, for 64 elements (the top random bit is xored into the sign)."""
+    """out = x times a random sign, for 64 elements."""
     signature = types.void(x, INDEX, U32, U32, U32, out, INDEX)
 
     def generate(context, builder, signature, args):
-        x, i, counter, k0, k1, out, o = args
+        x, i, *keys, out, o = args
         fetch_ahead(context, builder, signature.args[0], x, i)
         for start in range(0, 64, LANES):
-            bits = load(context, builder, signature.args[0], x, plus(builder, i, start), vector(I32))
-            sign = builder.and_(random_words(builder, counter, k0, k1, start), constant(I32, 0x80000000))
-            flipped = builder.bitcast(builder.xor(bits, sign), vector(F32))
+            flipped = _flipped(context, builder, signature.args[0], x, i, keys, start)
             store(context, builder, signature.args[5], out, plus(builder, o, start), flipped)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def flip_signs_add_chunk(_typing, x, i, counter, k0, k1, out, o):
+    """out += x times a random sign, for 64 elements."""
+    signature = types.void(x, INDEX, U32, U32, U32, out, INDEX)
+
+    def generate(context, builder, signature, args):
+        x, i, *keys, out, o = args
+        fetch_ahead(context, builder, signature.args[5], out, o)
+        for start in range(0, 64, LANES):
+            flipped = _flipped(context, builder, signature.args[0], x, i, keys, start)
+            at = plus(builder, o, start)
+            old = load(context, builder, signature.args[5], out, at, vector(F32))
+            store(context, builder, signature.args[5], out, at, builder.fadd(old, flipped))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _multiply_add(builder, a, b, c):
+    """a * b + c, in one instruction where there is one; only for products that are exact, or the bits would differ."""
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    lanes = a.type.count
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{lanes}f32"), [a, b, c])
+
+
+def _stages_within(builder, values):
+    """Hadamard stages with strides 1 to 32 over 64 elements in vectors of LANES."""
+    undefined = ir.Constant(vector(F32), ir.Undefined)
+    stride = 1
+    while stride < LANES:
+        # (a, b) -> (a + b, a - b) is the swapped pair plus the pair with b negated: one shuffle, one multiply-add.
+        swap = constant(I32, [j ^ stride for j in range(LANES)])
+        signs = constant(F32, [-1.0 if j & stride else 1.0 for j in range(LANES)])
+        values = [_multiply_add(builder, v, signs, builder.shuffle_vector(v, undefined, swap)) for v in values]
+        stride *= 2
+    return _stages_between(builder, values)
+
+
+def _stages_between(builder, values):
+    """The stages between vectors."""
+    values, stride = list(values), 1
+    while stride < len(values):
+        for row in range(len(values)):
+            if not row & stride:
+                a, b = values[row], values[row + stride]
+                values[row], values[row + stride] = builder.fadd(a, b), builder.fsub(a, b)
+        stride *= 2
+    return values
+
+
+def _store_chunk(context, builder, array_type, array, index, values):
+    for number, value in enumerate(values):
+        store(context, builder, array_type, array, plus(builder, index, number * LANES), value)
 
 
 @intrinsic
@@ -176,16 +235,25 @@ def butterfly_within(_typing, x, i):
     signature = types.void(x, INDEX)
 
     def generate(context, builder, signature, args):
-        value = load(context, builder, signature.args[0], args[0], args[1], vector(F32, 64))
-        undefined = ir.Constant(value.type, ir.Undefined)
-        for stage in range(int(math.log2(64))):
-            stride = 1 << stage
-            # (a, b) -> (a + b, a - b) is the swapped pair plus the pair with b negated: one shuffle, one xor, one add.
-            swapped = builder.shuffle_vector(value, undefined, constant(I32, [j ^ stride for j in range(64)], 64))
-            signs = constant(I32, [0x80000000 if j & stride else 0 for j in range(64)], 64)
-            negated = builder.bitcast(builder.xor(builder.bitcast(value, signs.type), signs), value.type)
-            value = builder.fadd(swapped, negated)
-        store(context, builder, signature.args[0], args[0], args[1], value)
+        x, i = args
+        places = [plus(builder, i, start) for start in range(0, 64, LANES)]
+        values = [load(context, builder, signature.args[0], x, at, vector(F32)) for at in places]
+        _store_chunk(context, builder, signature.args[0], x, i, _stages_within(builder, values))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def flip_signs_butterfly(_typing, x, i, counter, k0, k1, out, o):
+    """`flip_signs_chunk`, then `butterfly_within`, without a way through memory."""
+    signature = types.void(x, INDEX, U32, U32, U32, out, INDEX)
+
+    def generate(context, builder, signature, args):
+        x, i, *keys, out, o = args
+        fetch_ahead(context, builder, signature.args[0], x, i)
+        values = [_flipped(context, builder, signature.args[0], x, i, keys, start) for start in range(0, 64, LANES)]
+        _store_chunk(context, builder, signature.args[5], out, o, _stages_within(builder, values))
         return context.get_dummy_value()
 
     return signature, generate
@@ -206,13 +274,7 @@ def _make_butterfly_across(rows):
             for column in range(0, 64, lanes):
                 places = [plus(builder, i, 64 * row + column) for row in range(rows)]
                 values = [load(context, builder, signature.args[0], x, at, vector(F32, lanes)) for at in places]
-                for stage in range(int(math.log2(rows))):
-                    stride = 1 << stage
-                    for row in range(rows):
-                        if not row & stride:
-                            a, b = values[row], values[row + stride]
-                            values[row], values[row + stride] = builder.fadd(a, b), builder.fsub(a, b)
-                for at, value in zip(places, values, strict=True):
+                for at, value in zip(places, _stages_between(builder, values), strict=True):
                     scaled = builder.fmul(value, splat(builder, factor, lanes))
                     store(context, builder, signature.args[0], x, at, scaled)
             return context.get_dummy_value()

@@ -1,0 +1,122 @@
+"""What makes sparse recipes keep their progress under Adam? The gpt workload, ranks simulated in one process.
+
+    python benchmarks/sparse_under_adam.py --json benchmarks/sparse_under_adam.json
+
+Adam divides by the size of what has come of late. With error feedback an element comes seldom and then all at once, and
+counts no more than an element of one step: it moves about as far as in six steps, however long it has been waiting.
+So this varies what could help: a larger learning rate for what is compressed, a longer memory of sizes, more elements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from thinwire import LocalGroup, parse
+from thinwire.attach.parcels import one_dimensional_or_tiny
+from thinwire.bench.machine import describe_machine
+from thinwire.bench.workloads import GptOnSources, workload
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: a recipe, and Adam's settings for what the recipe compresses."""
+
+    recipe: str
+    rate: float = 1.0  # times the learning rate of the workload
+    beta2: float = 0.95
+    dense_steps: int = 0  # first, as `attach(..., warmup_steps=)` does
+
+
+_SPARSE = "ef|threshold_k:0.01|bf16|all_gather"
+_FIVE = "ef|threshold_k:0.05|bf16|all_gather"
+SETTINGS = (
+    Setting("dense"),
+    Setting("dense", rate=3.0),
+    Setting("two-shot-2"),
+    Setting(_SPARSE),
+    Setting(_SPARSE, rate=3.0),
+    Setting(_SPARSE, rate=8.0),
+    Setting(_SPARSE, beta2=0.999),
+    Setting(_SPARSE, dense_steps=20),
+    Setting(_SPARSE, beta2=0.999, dense_steps=20),
+    Setting(_FIVE),
+    Setting(_FIVE, rate=3.0),
+)
+
+
+def train(setting: Setting, work: GptOnSources, *, steps: int, ranks: int, seed: int) -> list[float]:
+    """The training loss of every step, mean over the ranks."""
+    model = work.model(seed=seed)
+    named = [(name, p) for name, p in model.named_parameters()]
+    compressed = [p for name, p in named if not one_dimensional_or_tiny(name, p)]
+    exact = [p for name, p in named if one_dimensional_or_tiny(name, p)]
+    groups = [
+        {"params": compressed, "lr": 1e-3 * setting.rate, "betas": (0.9, setting.beta2)},
+        {"params": exact, "lr": 1e-3, "betas": (0.9, 0.95)},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.1, fused=True)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    group, plain = LocalGroup(parse(setting.recipe), ranks, seed=seed), LocalGroup(parse("dense"), ranks)
+    losses = []
+    for step in range(steps):
+        for entry, rate in zip(optimizer.param_groups, rates, strict=True):
+            entry["lr"] = rate * work.rate(step)
+        total, gradients = 0.0, []
+        for rank in range(ranks):
+            optimizer.zero_grad()
+            loss = model(*work.batch(step, seed=seed, rank=rank, world_size=ranks))
+            loss.backward()
+            total += float(loss.detach()) / ranks
+            gradients.append([p.grad for _, p in named if p.grad is not None])
+        whole = [torch.cat([g.reshape(-1) for g in of_rank]) for of_rank in gradients]
+        mean = dict(zip([name for name, _ in named], _split(plain.mean(whole, step=step), named), strict=True))
+        if step >= setting.dense_steps and setting.recipe != "dense":
+            keep = [i for i, (name, p) in enumerate(named) if not one_dimensional_or_tiny(name, p)]
+            flat = [torch.cat([of_rank[i].reshape(-1) for i in keep]) for of_rank in gradients]
+            chosen = [named[i] for i in keep]
+            for (name, _), part in zip(chosen, _split(group.mean(flat, step=step), chosen), strict=True):
+                mean[name] = part
+        for name, p in named:
+            p.grad = mean[name]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+def _split(flat: torch.Tensor, named: list[tuple[str, torch.nn.Parameter]]) -> list[torch.Tensor]:
+    parts = flat.split([p.numel() for _, p in named])
+    return [part.view_as(p) for part, (_, p) in zip(parts, named, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    work = workload("gpt")
+    assert isinstance(work, GptOnSources)
+    rows = []
+    for setting in SETTINGS:
+        begin = time.perf_counter()
+        losses = train(setting, work, steps=options.steps, ranks=options.ranks, seed=options.seed)
+        last = losses[-20:]
+        rows.append({**asdict(setting), "final_loss": sum(last) / len(last), "losses": [round(x, 4) for x in losses]})
+        print(f"{rows[-1]['final_loss']:.3f}  {setting}  {time.perf_counter() - begin:.0f} s", flush=True)
+        if options.json is not None:
+            settings = {"workload": "gpt", "steps": options.steps, "ranks": options.ranks, "seed": options.seed}
+            found = {"machine": describe_machine(), "settings": settings, "rows": rows}
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
