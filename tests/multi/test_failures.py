@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.comm import Network
+from thinwire.comm import Pending
 from thinwire.errors import ThinwireError
 
 Pools = Callable[[int], Pool]
@@ -194,17 +194,15 @@ def _breaking(method: Callable[..., Any], calls: list[str]) -> Callable[..., Any
 def damaged_bytes(rank: int, where: int, link: thinwire.Link) -> Iterator[None]:
     """On one rank, a byte of what comes from the network is wrong."""
 
-    def damaging(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def instead(self: Network, tensor: Tensor, **options: Any) -> Tensor:
-            received = method(self, tensor, **options)
+    wait = Pending.wait
+
+    def damaging(self: Pending) -> Tensor:
+        received = wait(self)
+        if self._kind in ("all_gather", "all_to_all"):
             received.view(torch.uint8).view(-1)[40] ^= 4
-            return received
+        return received
 
-        return instead
-
-    with contextlib.ExitStack() as stack:
-        for name in ("all_gather", "all_to_all") if rank == where else ():
-            stack.enter_context(mock.patch.object(Network, name, damaging(getattr(Network, name))))
+    with mock.patch.object(Pending, "wait", damaging) if rank == where else contextlib.nullcontext():
         yield
 
 
