@@ -223,7 +223,7 @@ class Communicator(Network):
         self._group: dist.ProcessGroup | None = dist.group.WORLD if group is None else group
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._own = False
-        self._sends_directly = self.world_size <= _FEW and dist.get_backend(self._group) == "gloo"
+        self._sends_directly = self.world_size <= _FEW and "gloo" in dist.get_backend(self._group)
 
     @property
     def group(self) -> dist.ProcessGroup:

@@ -24,6 +24,7 @@ from ..comm import Communicator
 from ..emulate.paced import backend_here
 from ..errors import ThinwireError
 from .contenders import NO_COMMUNICATION, Contender
+from .one_loop import one_loop_backend
 from .trainee import Trainee
 from .workloads import Workload, workload
 
@@ -165,9 +166,10 @@ def main() -> None:
             events.write(json.dumps(event) + "\n")
             events.flush()
 
+    backend = backend_here()
     try:
         dist.init_process_group(
-            backend_here(),
+            one_loop_backend() if backend == "gloo" else backend,
             init_method=task.meet_at,
             rank=task.rank,
             world_size=task.world_size,

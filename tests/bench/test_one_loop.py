@@ -1,0 +1,35 @@
+"""Many gloo groups, one thread that wakes up for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+from pathlib import Path
+import torch, torch.distributed as dist
+from thinwire.bench.one_loop import one_loop_backend
+from thinwire.comm import Communicator
+
+def loops():
+    return sum(path.read_text().startswith("gloo") for path in Path("/proc/self/task").glob("*/comm"))
+
+dist.init_process_group({backend}, store=dist.HashStore(), rank=0, world_size=1)
+groups = [dist.new_group([0]) for _ in range(5)]
+for group in groups:
+    assert Communicator(group).all_reduce(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
+    dist.all_reduce(torch.ones(3), group=group)
+print(loops())
+"""
+
+
+def loops(backend: str) -> int:
+    program = PROGRAM.format(backend=backend)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_groups_share_one_event_loop() -> None:
+    assert loops("one_loop_backend()") == 1
+    assert loops("'gloo'") >= 6  # what it is there for
