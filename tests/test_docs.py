@@ -399,6 +399,11 @@ def test_measured_numbers_are_those_of_the_file() -> None:
         assert ratios == [f"{row['x_copy']:.2f}", f"{row['x_add']:.2f}", f"{row['x_torch']:.2f}"], name
 
 
+def test_readme_shows_the_newest_comparison() -> None:
+    script = module_at(ROOT / "benchmarks" / "compare_table.py")
+    assert script.table(json.loads(script.newest().read_text())) in (ROOT / "README.md").read_text()
+
+
 def test_the_script_writes_a_table_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = module_at(ROOT / "benchmarks" / "table.py")
     page, results = tmp_path / "kernels.md", tmp_path / "kernels.json"

@@ -124,6 +124,7 @@ def test_the_report_is_there(whole_run: tuple[subprocess.CompletedProcess[str], 
     assert all(recipe in page for recipe in result["settings"]["recipes"])
 
 
+@pytest.mark.slow
 def test_losses_repeat_with_the_seed_and_a_dash_prints_json(
     whole_run: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:

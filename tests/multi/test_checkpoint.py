@@ -70,7 +70,7 @@ def assert_resumed(resumed: list[list[Tree]], before: list[tuple[Tree, Tree]]) -
             assert_same(end["parameters"], ends[0]["parameters"])
 
 
-@pytest.mark.parametrize("cap", [MANY, ONE], ids=["many", "one"])
+@pytest.mark.parametrize("cap", [MANY, pytest.param(ONE, marks=pytest.mark.slow)], ids=["many", "one"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_resumed_run_is_the_uninterrupted_one(pools: Pools, saved: Saved, recipe: str, cap: float) -> None:
     folder, before = saved(4, recipe, cap)

@@ -110,7 +110,7 @@ def as_ddp(rank: int, world_size: int, way: str, option: str, kinds: dict[str, b
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_dense_is_ddp_to_the_bit(pools: Pools, world_size: int, way: str) -> None:
     kinds = {"clip": way == "plainly", "to_none": way != "plainly"}
     assert pools(world_size).run(as_ddp, way, "default", kinds) == [True] * world_size

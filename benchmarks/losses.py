@@ -1,17 +1,18 @@
-"""What makes sparse recipes keep their progress under Adam? The gpt workload, ranks simulated in one process.
+"""What a recipe costs in loss: the gpt workload, with the ranks simulated in one process, so that no network is needed.
 
-    python benchmarks/sparse_under_adam.py --json benchmarks/sparse_under_adam.json
+    python benchmarks/losses.py sparse       what makes sparse recipes keep their progress under Adam?
+    python benchmarks/losses.py quantized    are four bits and more within 1 % of dense? (three seeds)
 
-Adam divides by the size of what has come of late. With error feedback an element comes seldom and then all at once, and
-counts no more than an element of one step: it moves about as far as in six steps, however long it has been waiting.
-So this varies what could help: a larger learning rate for what is compressed, a longer memory of sizes, more elements.
+Each writes benchmarks/losses_<which>.json. Adam divides by the size of what has come of late. With error feedback an
+element comes seldom and then all at once, and counts no more than an element of one step: it moves about as far as in
+six steps, however long it has been waiting. So `sparse` varies what could help: a larger learning rate for what is
+compressed, a longer memory of sizes, dense steps first, more elements.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,25 +34,29 @@ class Setting:
     dense_steps: int = 0  # first, as `attach(..., warmup_steps=)` does
 
 
-_SPARSE = "ef|threshold_k:0.01|bf16|all_gather"
+_ONE = "ef|threshold_k:0.01|bf16|all_gather"
 _FIVE = "ef|threshold_k:0.05|bf16|all_gather"
-SETTINGS = (
-    Setting("dense"),
-    Setting("dense", rate=3.0),
-    Setting("two-shot-2"),
-    Setting(_SPARSE),
-    Setting(_SPARSE, rate=3.0),
-    Setting(_SPARSE, rate=8.0),
-    Setting(_SPARSE, beta2=0.999),
-    Setting(_SPARSE, dense_steps=20),
-    Setting(_SPARSE, beta2=0.999, dense_steps=20),
-    Setting(_FIVE),
-    Setting(_FIVE, rate=3.0),
-)
+SETTINGS = {
+    "sparse": (
+        Setting("dense"),
+        Setting(_ONE),
+        Setting(_ONE, rate=3.0),
+        Setting(_ONE, rate=8.0),
+        Setting(_ONE, beta2=0.999),
+        Setting(_ONE, dense_steps=20),
+        Setting(_ONE, beta2=0.999, dense_steps=20),
+        Setting(_FIVE),
+        Setting(_FIVE, rate=3.0),
+        Setting("dense", rate=3.0),
+    ),
+    "quantized": tuple(
+        map(Setting, ("dense", "global-qsgd-8", "global-qsgd-exp", "qsgd-4", "two-shot-8", "two-shot-4", "two-shot-2"))
+    ),
+}
 
 
-def train(setting: Setting, work: GptOnSources, *, steps: int, ranks: int, seed: int) -> list[float]:
-    """The training loss of every step, mean over the ranks."""
+def train(setting: Setting, work: GptOnSources, *, steps: int, ranks: int, seed: int) -> tuple[list[float], float]:
+    """The training loss of every step, mean over the ranks, and the loss on held-out data at the end."""
     model = work.model(seed=seed)
     named = [(name, p) for name, p in model.named_parameters()]
     compressed = [p for name, p in named if not one_dimensional_or_tiny(name, p)]
@@ -87,7 +92,9 @@ def train(setting: Setting, work: GptOnSources, *, steps: int, ranks: int, seed:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(total)
-    return losses
+    with torch.no_grad():
+        held_out = [float(model(*batch)) for batch in work.held_out(rank=0, world_size=1, batches=64)]
+    return losses, sum(held_out) / len(held_out)
 
 
 def _split(flat: torch.Tensor, named: list[tuple[str, torch.nn.Parameter]]) -> list[torch.Tensor]:
@@ -97,25 +104,24 @@ def _split(flat: torch.Tensor, named: list[tuple[str, torch.nn.Parameter]]) -> l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("which", choices=list(SETTINGS))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=int, help="1 for sparse, 3 for quantized")
     options = parser.parse_args()
     torch.set_num_threads(1)
     work = workload("gpt")
     assert isinstance(work, GptOnSources)
-    rows = []
-    for setting in SETTINGS:
-        begin = time.perf_counter()
-        losses = train(setting, work, steps=options.steps, ranks=options.ranks, seed=options.seed)
-        last = losses[-20:]
-        rows.append({**asdict(setting), "final_loss": sum(last) / len(last), "losses": [round(x, 4) for x in losses]})
-        print(f"{rows[-1]['final_loss']:.3f}  {setting}  {time.perf_counter() - begin:.0f} s", flush=True)
-        if options.json is not None:
-            settings = {"workload": "gpt", "steps": options.steps, "ranks": options.ranks, "seed": options.seed}
-            found = {"machine": describe_machine(), "settings": settings, "rows": rows}
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    seeds = range(options.seeds or {"sparse": 1, "quantized": 3}[options.which])
+    rows: list[dict[str, object]] = []
+    for setting in SETTINGS[options.which]:
+        ends = [train(setting, work, steps=options.steps, ranks=options.ranks, seed=seed)[1] for seed in seeds]
+        rows.append({**asdict(setting), "held_out": sum(ends) / len(ends), "held_out_of_seeds": ends})
+        rows[-1]["over_dense"] = rows[-1]["held_out"] / rows[0]["held_out"]  # type: ignore[operator]
+        print(f"{rows[-1]['held_out']:.3f}  {rows[-1]['over_dense']:.4f}  {setting}", flush=True)
+    settings = {"workload": "gpt", "steps": options.steps, "ranks": options.ranks, "seeds": list(seeds)}
+    found = {"machine": describe_machine(), "settings": settings, "rows": rows}
+    Path(__file__).with_name(f"losses_{options.which}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
