@@ -29,7 +29,10 @@ def test_it_stays_small() -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "written", "at_least"),
-    [("threshold-k", "error_feedback|threshold_k:0.01|bf16|all_gather", 50), pytest.param("bf16", "bf16|all_reduce", 1.9, marks=pytest.mark.slow)],
+    [
+        ("threshold-k", "error_feedback|threshold_k:0.01|bf16|all_gather", 50),
+        pytest.param("bf16", "bf16|all_reduce", 1.9, marks=pytest.mark.slow),
+    ],
 )
 def test_it_trains(recipe: str, written: str, at_least: float) -> None:
     done = run(*TORCHRUN, *example(recipe))
