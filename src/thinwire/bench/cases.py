@@ -86,7 +86,7 @@ def quantize_cases(data: Data) -> Iterator[Case]:
         lambda: (rows * (127 / rows.abs().amax(1, keepdim=True)) + torch.rand_like(rows)).floor_().to(torch.int8),
         5 + 8 / _BLOCK,
     )
-    few = torch.empty(kernels.packed_bytes(x.numel(), 4), dtype=torch.uint8)
+    few, steps = torch.empty(kernels.packed_bytes(x.numel(), 4), dtype=torch.uint8), torch.empty_like(small)
 
     def eager_abs_max() -> Tensor:
         codes = rows * (7 / rows.abs().amax(1, keepdim=True)) + torch.rand_like(rows)
@@ -94,7 +94,7 @@ def quantize_cases(data: Data) -> Iterator[Case]:
 
     yield Case(
         f"abs_max_encode_int4_block{_BLOCK}",
-        lambda: kernels.abs_max_encode(x, small, few, levels=7, bits=4, block=_BLOCK, key=_KEY),
+        lambda: kernels.abs_max_encode(x, steps, few, levels=7, bits=4, block=_BLOCK, key=_KEY),
         eager_abs_max,
         4 + 4 / 8 + 4 / _BLOCK,
     )

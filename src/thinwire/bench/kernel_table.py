@@ -125,7 +125,7 @@ def kernel_rows(
 
     >>> rows = kernel_rows(4096, rounds=1)
     >>> sorted({row.name for row in rows})[:2]
-    ['all_finite', 'block_abs_max']
+    ['abs_max_encode_int4_block64', 'all_finite']
     """
     check_run(numel, threads=threads, rounds=rounds)
     before = torch.get_num_threads()
