@@ -69,7 +69,7 @@ def drawn(rows: Sequence[Mapping[str, Any]], *, target: Any) -> dict[str, Any]:
             for point in kept
         ]
         series.append({"name": str(row.get("recipe")), **style, "points": points, "said": said})
-    return {"target": _finite(target), "targetSaid": figures.plain(target), "series": series}
+    return {"target": _finite(target), "targetSaid": figures.loss(target), "series": series}
 
 
 def _losses(point: Mapping[str, Any]) -> list[Any]:

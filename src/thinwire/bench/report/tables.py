@@ -124,12 +124,12 @@ def target_line(settings: Mapping[str, Any]) -> str:
     """Which loss is the target, in one sentence of plain text; empty where there is none.
 
     >>> target_line({"target_loss": 2.23, "target_from": "ddp"})
-    'The target is a loss of 2.23, set by ddp.'
+    'The target is a loss of 2.230, set by ddp.'
     """
     if figures.number(settings.get("target_loss")) is None:
         return ""
     source = f", set by {settings['target_from']}" if settings.get("target_from") else ""
-    return f"The target is a loss of {figures.plain(settings['target_loss'])}{source}."
+    return f"The target is a loss of {figures.loss(settings['target_loss'])}{source}."
 
 
 def network_line(network: Mapping[str, Any]) -> str:
