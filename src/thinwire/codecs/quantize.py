@@ -36,10 +36,6 @@ class _Symmetric(Codec):
     def _grid(self) -> Grid:
         """How codes are laid out."""
 
-    @abstractmethod
-    def _steps(self, flat: Tensor) -> Tensor:
-        """The ideal step of each block."""
-
     def _low(self, step: Tensor) -> Tensor:
         return torch.zeros_like(step)
 
@@ -47,15 +43,20 @@ class _Symmetric(Codec):
         grid = self._grid()
         return grid.scales(numel) * SCALE_BYTES + grid.code_bytes(numel)
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
-        flat = x.reshape(-1)
-        step, inverse = usable_steps(self._steps(flat))
-        self._grid().pack(flat, self._low(step), inverse, key, out=put(body, step))
-
     def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         grid = self._grid()
         step, packed = take_scales(body, grid.scales(out.numel()))
         grid.add(out, packed, self._low(step), step)
+
+
+@dataclass(frozen=True, repr=False)
+class _AgainstLargest(_Symmetric):
+    """Steps are the block's largest magnitude over the levels."""
+
+    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+        flat, grid = x.reshape(-1), self._grid()
+        step, codes = take_scales(body, grid.scales(flat.numel()))
+        kernels.abs_max_encode(flat, step, codes, levels=grid.offset, bits=grid.bits, block=grid.block, key=key)
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,16 +93,18 @@ class Qsgd(_Symmetric):
     def _grid(self) -> Grid:
         return Grid.symmetric(self.bits, self.levels, self.block) if self.levels else Grid(1, 1, 0, self.block)
 
-    def _steps(self, flat: Tensor) -> Tensor:
+    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+        flat = x.reshape(-1)
         norm = kernels.block_square_sum(flat, block=self.block).sqrt()
-        return norm / self.levels if self.levels else norm * 2
+        step, inverse = usable_steps(norm / self.levels if self.levels else norm * 2)
+        self._grid().pack(flat, self._low(step), inverse, key, out=put(body, step))
 
     def _low(self, step: Tensor) -> Tensor:
         return torch.zeros_like(step) if self.levels else step * -0.5
 
 
 @dataclass(frozen=True, repr=False)
-class Terngrad(_Symmetric):
+class Terngrad(_AgainstLargest):
     """Rounds at random to -1, 0 or 1 times the largest magnitude; two bits an element.
 
     `block`: elements that share a scale, a multiple of 64, or 0 for the whole tensor. Without the paper's clipping at
@@ -124,12 +127,9 @@ class Terngrad(_Symmetric):
     def _grid(self) -> Grid:
         return Grid.symmetric(2, 1, self.block)
 
-    def _steps(self, flat: Tensor) -> Tensor:
-        return kernels.block_abs_max(flat, block=self.block)
-
 
 @dataclass(frozen=True, repr=False)
-class AbsMax(_Symmetric):
+class AbsMax(_AgainstLargest):
     """Rounds at random to 2**(bits-1) - 1 levels either side of zero, against the block's largest magnitude.
 
     `bits`: 2 to 8. `block`: elements that share a scale, a multiple of 64, or 0 for the whole tensor.
@@ -159,15 +159,6 @@ class AbsMax(_Symmetric):
 
     def _grid(self) -> Grid:
         return Grid.symmetric(self.bits, self.levels, self.block)
-
-    def _steps(self, flat: Tensor) -> Tensor:
-        return kernels.block_abs_max(flat, block=self.block) / self.levels
-
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
-        flat = x.reshape(-1)
-        step, codes = take_scales(body, kernels.blocks_of(flat.numel(), self.block))
-        grid = {"levels": self.levels, "bits": self.bits, "block": self.block}
-        kernels.abs_max_encode(flat, step, codes, **grid, key=key)
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,7 +15,7 @@ from .. import kernels, theory
 from ..codecs.global_qsgd import GlobalQsgd
 from ..comm import Network
 from ..errors import OptionError
-from .base import EXACT_BYTES, Cargo, Delivery, delivered, ring_bytes
+from .base import EXACT_BYTES, Cargo, Delivery, delivered, ring_bytes, start_mean
 
 _NORM_BYTES = 4
 _TYPICAL = 1 << 20  # elements that share a scale if all of a bucket do
@@ -72,16 +72,13 @@ def mean(codec: GlobalQsgd, cargo: Cargo, network: Network) -> Delivery:
 def _agreed(codec: GlobalQsgd, cargo: Cargo, network: Network) -> tuple[Tensor, Tensor]:
     """The scale of all ranks and the mean of the exact elements: in one message where both are sums."""
     norms = codec.local_norm(cargo.u) if cargo.u.numel() else cargo.u.clone()
-    exact = cargo.exact * (1.0 / network.world_size)
     if codec.combination == "sum":
-        both = network.all_reduce(torch.cat((norms, exact)))
+        both = network.all_reduce(torch.cat((norms, cargo.exact * (1.0 / network.world_size))))
         return codec.scale_from(both[: norms.numel()]), both[norms.numel() :]
-    pending = network.start_all_reduce(exact) if exact.numel() else None
+    exact = start_mean(cargo.exact, network)
     if norms.numel():
         network.all_reduce(norms, op="max")
-    if pending is not None:
-        pending.wait()
-    return codec.scale_from(norms), exact
+    return codec.scale_from(norms), exact()
 
 
 def _piece(numel: int, world_size: int) -> int:

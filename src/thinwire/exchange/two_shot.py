@@ -88,6 +88,7 @@ class TwoShot(Exchange):
 
     def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
         """In waves: while one is on its way, the next is compressed and the last is added up."""
+        codec_back = self.codec_back(codec)
         waves = _waves(cargo.u.numel(), network.world_size, cargo.exact.numel())
         first = [self._start_first_shot(codec, cargo, wave, network) for wave in waves]
         mine = list(pieces(cargo.u.numel(), network.world_size))[network.rank]
@@ -98,13 +99,13 @@ class TwoShot(Exchange):
             own = slice(wave.places[network.rank].start - mine.start, wave.places[network.rank].stop - mine.start)
             exact_sum = self._add_up(codec, wave, under_way.wait(), total[own])
             old = None if kept is None else kept[own]
-            row = self._row_back(self.codec_back(codec), cargo, wave, (total[own], exact_sum), old)
+            row = self._row_back(codec_back, cargo, wave, (total[own], exact_sum), old)
             second.append(network.start_all_gather(row))
         if self.feedback:
             cargo.back = total
         out, exact = cargo.blank(), torch.empty_like(cargo.exact)
         for wave, under_way in zip(waves, second, strict=True):
-            self._take_out(self.codec_back(codec), wave, under_way.wait(), out, exact)
+            self._take_out(codec_back, wave, under_way.wait(), out, exact)
         return delivered(out, exact)
 
     @staticmethod

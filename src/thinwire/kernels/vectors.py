@@ -158,40 +158,6 @@ def _flipped(context, builder, array_type, x, i, keys, start):
     return builder.bitcast(builder.xor(bits, sign), vector(F32))
 
 
-@intrinsic
-def flip_signs_chunk(_typing, x, i, counter, k0, k1, out, o):
-    """out = x times a random sign, for 64 elements."""
-    signature = types.void(x, INDEX, U32, U32, U32, out, INDEX)
-
-    def generate(context, builder, signature, args):
-        x, i, *keys, out, o = args
-        fetch_ahead(context, builder, signature.args[0], x, i)
-        for start in range(0, 64, LANES):
-            flipped = _flipped(context, builder, signature.args[0], x, i, keys, start)
-            store(context, builder, signature.args[5], out, plus(builder, o, start), flipped)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@intrinsic
-def flip_signs_add_chunk(_typing, x, i, counter, k0, k1, out, o):
-    """out += x times a random sign, for 64 elements."""
-    signature = types.void(x, INDEX, U32, U32, U32, out, INDEX)
-
-    def generate(context, builder, signature, args):
-        x, i, *keys, out, o = args
-        fetch_ahead(context, builder, signature.args[5], out, o)
-        for start in range(0, 64, LANES):
-            flipped = _flipped(context, builder, signature.args[0], x, i, keys, start)
-            at = plus(builder, o, start)
-            old = load(context, builder, signature.args[5], out, at, vector(F32))
-            store(context, builder, signature.args[5], out, at, builder.fadd(old, flipped))
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
 def _multiply_add(builder, a, b, c):
     """a * b + c, in one instruction where there is one; only for products that are exact, or the bits would differ."""
     kind = ir.FunctionType(a.type, [a.type] * 3)
@@ -244,19 +210,35 @@ def butterfly_within(_typing, x, i):
     return signature, generate
 
 
-@intrinsic
-def flip_signs_butterfly(_typing, x, i, counter, k0, k1, out, o):
-    """`flip_signs_chunk`, then `butterfly_within`, without a way through memory."""
-    signature = types.void(x, INDEX, U32, U32, U32, out, INDEX)
+def _make_flip_signs(finish, ahead_of_out=False):
+    @intrinsic
+    def flip_signs(_typing, x, i, counter, k0, k1, out, o):
+        """64 elements of x times random signs, and what `finish` makes of them, to out."""
+        signature = types.void(x, INDEX, U32, U32, U32, out, INDEX)
 
-    def generate(context, builder, signature, args):
-        x, i, *keys, out, o = args
-        fetch_ahead(context, builder, signature.args[0], x, i)
-        values = [_flipped(context, builder, signature.args[0], x, i, keys, start) for start in range(0, 64, LANES)]
-        _store_chunk(context, builder, signature.args[5], out, o, _stages_within(builder, values))
-        return context.get_dummy_value()
+        def generate(context, builder, signature, args):
+            x, i, *keys, out, o = args
+            kind, target = signature.args[0], signature.args[5]
+            fetched = (target, out, o) if ahead_of_out else (kind, x, i)
+            fetch_ahead(context, builder, *fetched)
+            values = [_flipped(context, builder, kind, x, i, keys, start) for start in range(0, 64, LANES)]
+            _store_chunk(context, builder, target, out, o, finish(context, builder, target, out, o, values))
+            return context.get_dummy_value()
 
-    return signature, generate
+        return signature, generate
+
+    return flip_signs
+
+
+def _added(context, builder, target, out, o, values):
+    places = [plus(builder, o, start) for start in range(0, 64, LANES)]
+    old = [load(context, builder, target, out, at, vector(F32)) for at in places]
+    return [builder.fadd(a, b) for a, b in zip(old, values, strict=True)]
+
+
+flip_signs_chunk = _make_flip_signs(lambda context, builder, *place: place[-1])
+flip_signs_add_chunk = _make_flip_signs(_added, ahead_of_out=True)
+flip_signs_butterfly = _make_flip_signs(lambda context, builder, *place: _stages_within(builder, place[-1]))
 
 
 def _make_butterfly_across(rows):
