@@ -113,12 +113,13 @@ def main() -> None:
     work = workload("gpt")
     assert isinstance(work, GptOnSources)
     seeds = range(options.seeds or {"sparse": 1, "quantized": 3}[options.which])
-    rows: list[dict[str, object]] = []
+    rows, dense = [], 0.0
     for setting in SETTINGS[options.which]:
         ends = [train(setting, work, steps=options.steps, ranks=options.ranks, seed=seed)[1] for seed in seeds]
-        rows.append({**asdict(setting), "held_out": sum(ends) / len(ends), "held_out_of_seeds": ends})
-        rows[-1]["over_dense"] = rows[-1]["held_out"] / rows[0]["held_out"]  # type: ignore[operator]
-        print(f"{rows[-1]['held_out']:.3f}  {rows[-1]['over_dense']:.4f}  {setting}", flush=True)
+        mean = sum(ends) / len(ends)
+        dense = dense or mean  # the first
+        rows.append({**asdict(setting), "held_out": mean, "held_out_of_seeds": ends, "over_dense": mean / dense})
+        print(f"{mean:.3f}  {mean / dense:.4f}  {setting}", flush=True)
     settings = {"workload": "gpt", "steps": options.steps, "ranks": options.ranks, "seeds": list(seeds)}
     found = {"machine": describe_machine(), "settings": settings, "rows": rows}
     Path(__file__).with_name(f"losses_{options.which}.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -400,8 +400,14 @@ def test_measured_numbers_are_those_of_the_file() -> None:
 
 
 def test_readme_shows_the_newest_comparison() -> None:
-    script = module_at(ROOT / "benchmarks" / "compare_table.py")
-    assert script.table(json.loads(script.newest().read_text())) in (ROOT / "README.md").read_text()
+    script = module_at(ROOT / "benchmarks" / "table.py")
+    assert script.compared_table(json.loads(script.newest().read_text())) in (ROOT / "README.md").read_text()
+
+
+def test_sparse_losses_are_those_of_the_file() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "losses_sparse.json").read_text())["rows"]
+    told = [cells[1:] for cells in rows(section(ROOT / "docs" / "recipes.md", "Sparse recipes under Adam"))]
+    assert told == [[f"{row['held_out']:.3f}", f"{row['over_dense']:.3f}"] for row in measured]
 
 
 def test_the_script_writes_a_table_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
