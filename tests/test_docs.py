@@ -423,6 +423,9 @@ def test_the_script_writes_a_table_that_passes(tmp_path: Path, monkeypatch: pyte
     results.write_text(json.dumps(run))
     monkeypatch.setattr(script, "PAGE", page)
     monkeypatch.setattr(script, "RESULTS", results)
+    front = tmp_path / "README.md"
+    front.write_text("before\n<!-- compare table -->\nold\n<!-- end -->\nafter\n")
+    monkeypatch.setattr(script, "README", front)
     for _ in range(2):  # writing twice changes nothing
         script.main()
         written = page.read_text()
@@ -432,3 +435,5 @@ def test_the_script_writes_a_table_that_passes(tmp_path: Path, monkeypatch: pyte
         assert "| `moments` |  | 6.5 | 0.64 | 0.83 | 12.60 |" in written
         assert "| `select_ef` | 0.1% | 10.4 | 0.98 | 1.20 | 41.00 |" in written
         assert written.endswith("<!-- end -->\nafter\n")
+        compared = script.compared_table(json.loads(script.newest().read_text()))
+        assert front.read_text() == f"before\n<!-- compare table -->\n{compared}<!-- end -->\nafter\n"
