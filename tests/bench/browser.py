@@ -82,6 +82,11 @@ class Browser:
         """Run the body of a function; it sees `arguments` and returns JSON."""
         return self.post("/execute/sync", {"script": text, "args": list(arguments)})
 
+    def settle(self) -> None:
+        """Until the page has drawn twice: what was scrolled or resized before is then where it stays."""
+        twice = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(null)))"
+        self.post("/execute/async", {"script": twice, "args": []})
+
     def devtools(self, command: str, **parameters: Any) -> Any:
         return self.post("/goog/cdp/execute", {"cmd": command, "params": parameters})
 
