@@ -50,7 +50,11 @@ SETTINGS = {
         Setting("dense", rate=3.0),
     ),
     "quantized": tuple(
-        map(Setting, ("dense", "global-qsgd-8", "global-qsgd-exp", "qsgd-4", "two-shot-8", "two-shot-4", "two-shot-2"))
+        Setting(recipe)
+        for recipe in (
+            *("dense", "bf16", "global-qsgd-8", "global-qsgd-exp", "qsgd-4", "two-shot-8", "two-shot-4"),
+            *("two-shot-3", "two-shot-2", "rotated:1|two_shot:2", "rotated:1|two_shot:1"),
+        )
     ),
 }
 

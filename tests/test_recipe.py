@@ -268,7 +268,7 @@ REFUSED = {
     "top_k:0.01|two_shot": "use all_gather, or shared_top_k",
     "low_rank|two_shot": "low_rank needs the whole matrix: use all_reduce",
     "bf16|two_shot:4": "write two_shot without a number",
-    "rotated:3|two_shot:8": "bits must be 2, 3 or 4",
+    "rotated:3|two_shot:8": "bits must be 1, 2, 3 or 4",
     "bf16|shared_top_k": "write top_k:0.01|bf16|shared_top_k, or use all_reduce",
     "shared_top_k": "write top_k:0.01|bf16|shared_top_k, or use all_reduce",
     "qsgd:4|shared_top_k": "write top_k:0.01|bf16|shared_top_k, or use two_shot",

@@ -35,7 +35,7 @@ DENSE: list[Codec] = [
     tw.global_qsgd(3, norm="l2", block=64),
     tw.global_qsgd(dither="exponential"),
     tw.global_qsgd(4, dither="exponential", norm="l2", block=64),
-    *(tw.rotated(bits) for bits in (2, 3, 4)),
+    *(tw.rotated(bits) for bits in (1, 2, 3, 4)),
     tw.low_rank(2),
 ]
 SPARSE: list[SparseCodec] = [

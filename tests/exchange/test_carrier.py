@@ -149,7 +149,7 @@ def test_an_unused_parameter_keeps_its_debt_and_sends_nothing(text: str) -> None
     ranks = Ranks(text, 2)
     ranks.step([noise(rank, numel=128) for rank in range(2)], 0, parts=parts)
     owed = [carrier.memory.residual("w")[64:].clone() for carrier in ranks.carriers]
-    assert all(debt.any() for debt in owed)
+    assert any(debt.any() for debt in owed)  # two_shot: a rank owes nothing of the piece it adds up itself
     for step in (1, 2):
         gradients = [noise(rank, step, numel=128) for rank in range(2)]
         for x in gradients:

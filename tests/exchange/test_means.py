@@ -234,14 +234,20 @@ def lost(codec: Codec, numel: int) -> float:
     ],
 )
 def test_two_shots_err_as_much_as_both_may(text: str, world_size: int) -> None:
-    """Unbiased: V1 = omega_1 sum |x_i|^2 / n^2, and of that mean the second shot loses omega_2 (|mean|^2 + V1)."""
+    """Unbiased: V1 = omega_1 sum |x_i|^2 / n^2, and of that mean the second shot loses omega_2 (|mean|^2 + V1).
+
+    x_i is what rank i sends to others: its own piece it adds as it is.
+    """
     ranks, numel, draws = Ranks(text, world_size), 3000, 10
     codec, back = ranks.recipe.codec, ranks.recipe.exchange
     assert isinstance(back, TwoShot)
-    longest = max(piece.stop - piece.start for piece in pieces(numel, world_size))
+    places = list(pieces(numel, world_size))
+    longest = max(piece.stop - piece.start for piece in places)
     gradients = given(world_size, numel)
     mean = true_mean(gradients)
-    first = lost(codec, longest) * sum(float(x.double().square().sum()) for x in gradients) / world_size**2
+    energies = [x.double().square() for x in gradients]
+    travelling = sum(float(x.sum() - x[own].sum()) for x, own in zip(energies, places, strict=True))
+    first = lost(codec, longest) * travelling / world_size**2
     second = lost(back.codec_back(codec), longest) * (float(mean.square().sum()) + first)
     errors = torch.stack([(ranks.step(gradients, step).double() - mean).square().sum() for step in range(draws)])
     assert float(errors.mean()) <= first + second + 4 * float(errors.std()) / math.sqrt(draws)

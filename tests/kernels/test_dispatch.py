@@ -57,7 +57,7 @@ codecs = [
     tw.fp32(), tw.fp16(), tw.bf16(), tw.fp8(), *(tw.qsgd(bits, block=64 * (bits % 2)) for bits in range(1, 9)),
     tw.terngrad(), tw.natural(), *(tw.min_max(bits) for bits in range(2, 9)), *(tw.abs_max(bits) for bits in (2, 5, 8)),
     tw.sign(), tw.sign(64), *(tw.global_qsgd(4, dither=dither, norm=norm) for dither in ("linear", "exponential")
-    for norm in ("l2", "linf")), *(tw.rotated(bits) for bits in (2, 3, 4)), tw.low_rank(2),
+    for norm in ("l2", "linf")), *(tw.rotated(bits) for bits in (1, 2, 3, 4)), tw.low_rank(2),
     *(tw.top_k(0.05, indices=code, values=tw.bf16()) for code in INDEX_CODES),
     tw.gaussian_k(0.05), tw.dgc_k(0.05), tw.trimmed_k(0.05, values=tw.abs_max(4)), tw.threshold_k(0.05),
     tw.random_k(0.05), tw.random_k(0.05, scaled=False, shared=False, values=tw.qsgd(3)),

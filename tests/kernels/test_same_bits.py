@@ -194,7 +194,7 @@ def test_rotation(numel: int, seed: int, dtype: torch.dtype, key: Key, special: 
 
 
 @few
-@given(st.sampled_from((*SIZES, 100, 200, 5000)), seeds, dtypes, keys, specials, st.sampled_from((2, 3, 4)))
+@given(st.sampled_from((*SIZES, 100, 200, 5000)), seeds, dtypes, keys, specials, st.sampled_from((1, 2, 3, 4)))
 def test_rotated(numel: int, seed: int, dtype: torch.dtype, key: Key, special: tuple[float, ...], bits: int) -> None:
     """Two rotations, codewords and scales at once; blocks of zeros and blocks that are not finite among them."""
     x = mixed(numel, seed, special, dtype)

@@ -1,4 +1,4 @@
-"""Rotated quantisation: after a random rotation a tensor looks Gaussian, for which two to four bits do very well."""
+"""Rotated quantisation: after a random rotation a tensor looks Gaussian, for which one to four bits do very well."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .scales import SCALE_BYTES, take_scales
 
 # Positive half of the Lloyd-Max codebooks of a unit Gaussian (fixed point of Lloyd's iteration, float64).
 _CODEWORDS = {
+    1: (0.797884561,),
     2: (0.452780035, 1.510417608),
     3: (0.245094179, 0.756005281, 1.343909279, 2.151945705),
     4: (0.128395030, 0.388048299, 0.656759119, 0.942340456, 1.256231197, 1.618046386, 2.069017227, 2.732589571),
@@ -44,7 +45,7 @@ def gaussian_codebook(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
 class Rotated(Codec):
     """Rotates blocks of 1024 at random, then sends the nearest Lloyd-Max codeword and one scale a block.
 
-    `bits`: 2, 3 or 4. The scale |z|^2 / <c, z> makes the result unbiased if the rotation is uniform (EDEN); two random
+    `bits`: 1 to 4. The scale |z|^2 / <c, z> makes the result unbiased if the rotation is uniform (EDEN); two random
     Hadamard transforms come close: where one element outweighs all others of its block, a bias of up to 1.5 % of the
     block's norm was found (7 % in a last block of 64), elsewhere none.
     A block of 1024 with inf or NaN decodes to NaN, as does one with magnitudes above 1e35, which the rotation may
@@ -64,7 +65,7 @@ class Rotated(Codec):
     bits: int
 
     def __post_init__(self) -> None:
-        self._require(self.bits in _CODEWORDS, f"bits must be 2, 3 or 4, got {self.bits}")
+        self._require(self.bits in _CODEWORDS, f"bits must be 1, 2, 3 or 4, got {self.bits}")
 
     def body_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
         scales = kernels.blocks_of(numel, kernels.ROTATION)

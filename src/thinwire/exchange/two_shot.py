@@ -33,7 +33,7 @@ class TwoShot(Exchange):
     >>> TwoShot(4).accepts(rotated(3)) is None
     True
     >>> TwoShot(8).accepts(rotated(3))
-    'two_shot cannot send 8 bits back, rotated: bits must be 2, 3 or 4, got 8'
+    'two_shot cannot send 8 bits back, rotated: bits must be 1, 2, 3 or 4, got 8'
     """
 
     name = "two_shot"
@@ -92,12 +92,12 @@ class TwoShot(Exchange):
         waves = _waves(cargo.u.numel(), network.world_size, cargo.exact.numel())
         first = [self._start_first_shot(codec, cargo, wave, network) for wave in waves]
         mine = list(pieces(cargo.u.numel(), network.world_size))[network.rank]
-        total = torch.zeros(mine.stop - mine.start, dtype=torch.float32, device=cargo.u.device)
+        total = self._own_piece(cargo, mine)
         kept = cargo.back if self.feedback and cargo.back is not None and cargo.back.numel() == total.numel() else None
         second = []
         for wave, under_way in zip(waves, first, strict=True):
             own = slice(wave.places[network.rank].start - mine.start, wave.places[network.rank].stop - mine.start)
-            exact_sum = self._add_up(codec, wave, under_way.wait(), total[own])
+            exact_sum = self._add_up(codec, wave, under_way.wait(), total[own], network.rank)
             old = None if kept is None else kept[own]
             row = self._row_back(codec_back, cargo, wave, (total[own], exact_sum), old)
             second.append(network.start_all_gather(row))
@@ -108,15 +108,24 @@ class TwoShot(Exchange):
             self._take_out(codec_back, wave, under_way.wait(), out, exact)
         return delivered(out, exact)
 
+    def _own_piece(self, cargo: Cargo, mine: slice) -> Tensor:
+        """What this rank brings to the piece it adds up: no message says it, so all of it counts as sent."""
+        own = cargo.u[mine]
+        if not (cargo.remembers or self.feedback):
+            return own  # to be added to in place: nobody reads it again
+        total = own.clone()
+        own.zero_()
+        return total
+
     @staticmethod
     def _start_first_shot(codec: Codec, cargo: Cargo, wave: _Wave, network: Network) -> Pending:
-        """Every rank's piece of this wave goes to it, with its share of the exact elements."""
+        """To every other rank its piece of this wave, and to all their shares of the exact elements."""
         rows = torch.empty(len(wave.places), wave.row_bytes(codec), dtype=torch.uint8, device=cargo.u.device)
         encode = codec.encode_taking if cargo.remembers else codec.encode
         exact_at = wave.message_bytes(codec)
         for to, (row, place, exact) in enumerate(zip(rows, wave.places, wave.exact, strict=True)):
             size = 0
-            if place.stop > place.start:
+            if place.stop > place.start and to != network.rank:
                 message = encode(cargo.u[place], draw=cargo.drawn(f"to{to}{wave.suffix}"))
                 size = message.numel()
                 row[:size] = message
@@ -125,11 +134,12 @@ class TwoShot(Exchange):
         return network.start_all_to_all(rows)
 
     @staticmethod
-    def _add_up(codec: Codec, wave: _Wave, rows: Tensor, total: Tensor) -> Tensor:
-        """Into `total` the mean of this rank's piece; returns that of its share of the exact elements."""
+    def _add_up(codec: Codec, wave: _Wave, rows: Tensor, total: Tensor, rank: int) -> Tensor:
+        """`total` becomes the mean of this rank's piece; returns that of its share of the exact elements."""
         size, scale = total.numel(), 1.0 / len(rows)
-        for row in rows if size else ():
-            codec.add(row[: codec.wire_bytes(size)], total)
+        for sender, row in enumerate(rows) if size else ():
+            if sender != rank:
+                codec.add(row[: codec.wire_bytes(size)], total)
         total.mul_(scale)
         return sum_rows(rows[:, wave.message_bytes(codec) :], scale)
 

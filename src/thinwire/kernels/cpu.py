@@ -32,7 +32,7 @@ from .layout import (
 )
 
 random_bits = reference.random_bits  # drawn in small numbers only: the definition serves
-_CODEBOOK_BITS = (2, 3, 4)  # wider codebooks are rare and run in torch
+_CODEBOOK_BITS = (1, 2, 3, 4)  # wider codebooks are rare and run in torch
 _WIDTHS = tuple((True,) * bits for bits in range(9))  # see vector_codes.py
 _Array = npt.NDArray[Any]
 
