@@ -7,6 +7,7 @@ can redraw what a sender drew because the key travels in the message header.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +21,12 @@ def _mix64(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
     return value ^ (value >> 31)
+
+
+@functools.lru_cache(maxsize=4096)  # a training step asks for the same few
+def _number_of(stream: str) -> int:
+    """hash() differs between processes, a digest does not."""
+    return int.from_bytes(hashlib.blake2s(stream.encode(), digest_size=8).digest(), "little")
 
 
 class Key(NamedTuple):
@@ -61,9 +68,7 @@ class Draw:
     rank: int = 0
 
     def key(self) -> Key:
-        stream = self.stream
-        if isinstance(stream, str):  # hash() differs between processes, a digest does not
-            stream = int.from_bytes(hashlib.blake2s(stream.encode(), digest_size=8).digest(), "little")
+        stream = _number_of(self.stream) if isinstance(self.stream, str) else self.stream
         state = 0
         for word in (self.seed, self.step, stream, self.rank):
             state = _mix64(state ^ _mix64(word & _MASK64))

@@ -209,6 +209,11 @@ def test_rotated(numel: int, seed: int, dtype: torch.dtype, key: Key, special: t
         body.rotated_encode(x, scale, codes, boundaries=boundaries, **options)
         out = mixed(numel, seed + 1)
         body.rotated_add(codes, scale, out, **options)
+        put = mixed(numel, seed + 2)
+        body.rotated_add(codes, scale, put, fresh=True, **options)
+        onto_zeros = torch.zeros(numel)
+        body.rotated_add(codes, scale, onto_zeros, **options)
+        assert_same(onto_zeros, put)
         made.append((scale, codes, out))
     for found in made[1:]:
         assert_same(made[0], found)

@@ -16,6 +16,7 @@ import math
 import struct
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -32,17 +33,19 @@ _MAGIC = b"tw01"
 _CHECKSUM_AT = 24  # byte in the header
 State = dict[str, Any]
 Shape = tuple[int, ...]
+_Unpacker = Callable[[Tensor, Tensor, Key, Shape], None]
 
 
-def _write(place: Tensor, content: bytes) -> None:
-    if place.device.type == "cpu":  # several times quicker than through torch
-        place.numpy()[:] = bytearray(content)
+def _write(message: Tensor, at: int, content: bytes) -> None:
+    if message.device.type == "cpu":  # several times quicker than through torch
+        message.numpy().data[at : at + len(content)] = content
     else:
-        place.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        message[at : at + len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def _read(place: Tensor) -> bytes:
-    return place.cpu().numpy().tobytes()
+def _header(message: Tensor) -> tuple[Any, ...]:
+    on_cpu = message if message.device.type == "cpu" else message[:HEADER_BYTES].cpu()
+    return HEADER.unpack_from(on_cpu.numpy().data)
 
 
 def padded(body_bytes: int) -> int:
@@ -100,6 +103,10 @@ class Codec(Stage, ABC):
     def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         """out += what the body says; `out` is flat float32."""
 
+    def _put(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+        """out = what the body says: for codecs that need not read what was there."""
+        self._add(body, out.zero_(), key, shape)
+
     def spec(self) -> str:
         """The codec and the codecs inside it as recipe text: `top_k:0.01|bf16`."""
         inner = [getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("inner")]
@@ -147,8 +154,8 @@ class Codec(Stage, ABC):
         """Write the header of a filled message, checksum last."""
         body_bytes = body.numel()
         unsigned = (_MAGIC, self._fingerprint, numel, key.packed, 0, body_bytes)
-        _write(message[:HEADER_BYTES], HEADER.pack(*unsigned))
-        _write(message[_CHECKSUM_AT : _CHECKSUM_AT + 4], kernels.checksum(message).to_bytes(4, "little"))
+        _write(message, 0, HEADER.pack(*unsigned))
+        _write(message, _CHECKSUM_AT, kernels.checksum(message).to_bytes(4, "little"))
         return message
 
     def _open(self, message: Tensor, shape: Shape | None, expected: int | None = None) -> tuple[Tensor, int, Key]:
@@ -160,7 +167,7 @@ class Codec(Stage, ABC):
             raise MessageError(f"{size} bytes are no message of {self.spec()}: it was cut short")
         if message.data_ptr() % 4 or message.storage_offset() % 4 or not message.is_contiguous():
             message = message.clone()  # words can be read only where they are aligned
-        magic, fingerprint, numel, key, checksum, body_bytes = HEADER.unpack(_read(message[:HEADER_BYTES]))
+        magic, fingerprint, numel, key, checksum, body_bytes = _header(message)
         if magic != _MAGIC:
             raise MessageError("these bytes are not a thinwire message")
         if fingerprint != self._fingerprint:
@@ -187,20 +194,32 @@ class Codec(Stage, ABC):
         is refused before anything of that length is allocated.
         """
         body, claimed, key = self._open(message, shape, numel)
-        out = torch.zeros(claimed, dtype=torch.float32, device=message.device)
-        self._add_checked(body, out, key, shape)
+        out = torch.empty(claimed, dtype=torch.float32, device=message.device)
+        if claimed:
+            self._put(body, out, key, (claimed,) if shape is None else shape)
         return out if shape is None else out.view(shape)
 
     def add(self, message: Tensor, out: Tensor, *, shape: Shape | None = None) -> None:
         """out += decode(message), without the temporary where the codec can; `out` is flat float32."""
+        self._unpack(self._add, message, out, shape)
+
+    def put(self, message: Tensor, out: Tensor, *, shape: Shape | None = None) -> None:
+        """out = decode(message), whatever was there; `out` is flat float32.
+
+        >>> from thinwire.codecs import bf16
+        >>> out = torch.full((2,), 7.0)
+        >>> bf16().put(bf16().encode(torch.tensor([1.0, 2.5])), out)
+        >>> out
+        tensor([1.0000, 2.5000])
+        """
+        self._unpack(self._put, message, out, shape)
+
+    def _unpack(self, how: _Unpacker, message: Tensor, out: Tensor, shape: Shape | None) -> None:
         body, numel, key = self._open(message, shape)
         if out.numel() != numel or out.dtype != torch.float32 or out.dim() != 1:
             raise MessageError(f"the message holds {numel} elements, `out` must be flat float32 of that length")
-        self._add_checked(body, out, key, shape)
-
-    def _add_checked(self, body: Tensor, out: Tensor, key: Key, shape: Shape | None) -> None:
-        if out.numel():
-            self._add(body, out, key, (out.numel(),) if shape is None else shape)
+        if numel:
+            how(body, out, key, (numel,) if shape is None else shape)
 
     def encode_taking(self, x: Tensor, *, draw: Draw | None = None, state: State | None = None) -> Tensor:
         """The message of float32 `x`, which afterwards holds what the message does not carry.

@@ -82,9 +82,15 @@ class Rotated(Codec):
         kernels.rotated_encode(flat, scales, codes, keys=keys, codebook=codebook, boundaries=boundaries, bits=self.bits)
 
     def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+        self._decode(body, out, key, fresh=False)
+
+    def _put(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+        self._decode(body, out, key, fresh=True)
+
+    def _decode(self, body: Tensor, out: Tensor, key: Key, *, fresh: bool) -> None:
         scales, codes = take_scales(body, kernels.blocks_of(out.numel(), kernels.ROTATION))
         codebook, _ = gaussian_codebook(self.bits, out.device)
-        kernels.rotated_add(codes, scales, out, keys=_rounds(key), codebook=codebook, bits=self.bits)
+        kernels.rotated_add(codes, scales, out, keys=_rounds(key), codebook=codebook, bits=self.bits, fresh=fresh)
 
 
 rotated = Rotated

@@ -52,14 +52,18 @@ class Cargo:
     may_be_unused: bool = False  # where the gradients of all ranks are zero, the mean may be thrown away
     positions: Tensor | None = None  # set by exchanges of sparse codecs: what was sent
 
+    def room(self) -> Tensor:
+        """For the mean: the given place if there is one. Holds anything."""
+        return torch.empty_like(self.u) if self.out is None else self.out
+
     def blank(self) -> Tensor:
-        """Zeros for the mean, in the given place if there is one."""
-        return torch.zeros_like(self.u) if self.out is None else self.out.zero_()
+        """The same, with zeros in it."""
+        return self.room().zero_()
 
     def drawn(self, purpose: str, *, rank: int | None = None) -> Draw:
         """A draw of its own for one message of several."""
-        rank = self.draw.rank if rank is None else rank
-        return dataclasses.replace(self.draw, stream=f"{self.draw.stream}/{purpose}", rank=rank)
+        draw = self.draw
+        return Draw(draw.seed, draw.step, f"{draw.stream}/{purpose}", draw.rank if rank is None else rank)
 
     def messages(self, codec: Codec) -> Iterator[tuple[Tensor, Draw, State, Shape | None]]:
         """The tensors that become one message each: all of u, or every matrix if the codec needs to know its shape."""

@@ -103,7 +103,7 @@ class TwoShot(Exchange):
             second.append(network.start_all_gather(row))
         if self.feedback:
             cargo.back = total
-        out, exact = cargo.blank(), torch.empty_like(cargo.exact)
+        out, exact = cargo.room(), torch.empty_like(cargo.exact)
         for wave, under_way in zip(waves, second, strict=True):
             self._take_out(codec_back, wave, under_way.wait(), out, exact)
         return delivered(out, exact)
@@ -169,7 +169,7 @@ class TwoShot(Exchange):
         exact_at = wave.message_bytes(codec)
         for row, place, share in zip(rows, wave.places, wave.exact, strict=True):
             if place.stop > place.start:
-                codec.add(row[: codec.wire_bytes(place.stop - place.start)], out[place])
+                codec.put(row[: codec.wire_bytes(place.stop - place.start)], out[place])
             if share.stop > share.start:
                 exact[share] = row[exact_at:].view(torch.float32)[: share.stop - share.start]
 

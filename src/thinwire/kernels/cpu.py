@@ -58,7 +58,8 @@ def _codes(packed: Tensor, numel: int, bits: int) -> _Array:
 
 
 def _bytes(x: Tensor) -> _Array:
-    array: _Array = x.detach().reshape(-1).contiguous().numpy()
+    flat = x if x.dim() == 1 and x.is_contiguous() else x.reshape(-1).contiguous()
+    array: _Array = flat.detach().numpy()
     return array
 
 
@@ -221,14 +222,16 @@ def rotated_encode(
     cpu_rotated.rotated_encode(_floats(x), numel, first, second, *tables, _WIDTHS[bits], scale.numpy(), codes)
 
 
-def rotated_add(packed: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, bits: int) -> None:
+def rotated_add(
+    packed: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, bits: int, fresh: bool = False
+) -> None:
     numel = rotated_numel(out.numel())
     if bits not in _CODEBOOK_BITS or not checks.writable(out):
-        return reference.rotated_add(packed, scale, out, keys=keys, codebook=codebook, bits=bits)
+        return reference.rotated_add(packed, scale, out, keys=keys, codebook=codebook, bits=bits, fresh=fresh)
     codes, factors = _codes(packed, numel, bits), _scales(scale, numel, ROTATION)
     first, second = (_words(key) for key in keys)
     place = out.view(-1).numpy()
-    cpu_rotated.rotated_add(codes, numel, first, second, _floats(codebook), _WIDTHS[bits], factors, place)
+    cpu_rotated.rotated_add(codes, numel, first, second, _floats(codebook), _WIDTHS[bits], factors, place, fresh)
 
 
 def threshold_count(x: Tensor, threshold: float) -> int:

@@ -11,7 +11,7 @@ from .cpu_quantize import hadamard_across
 from .cpu_select import square_sum
 from .layout import SMALLEST_STEP
 from .vector_codes import codebook_chunk, look_up_chunk
-from .vectors import butterfly_within, flip_signs_add_chunk, flip_signs_butterfly
+from .vectors import butterfly_within, flip_signs_add_chunk, flip_signs_butterfly, flip_signs_put_chunk
 
 _SMALLEST = float32(SMALLEST_STEP)
 
@@ -78,7 +78,7 @@ def rotated_encode(x, numel, first, second, boundaries, codebook, width, scale, 
 
 
 @compiled
-def rotated_add(packed, numel, first, second, codebook, width, scale, out):
+def rotated_add(packed, numel, first, second, codebook, width, scale, out, fresh):
     bits = len(width)
     buffer = np.empty(1024, np.float32)
     for b in range(scale.size):
@@ -90,9 +90,12 @@ def rotated_add(packed, numel, first, second, codebook, width, scale, out):
         hadamard_across(z, 0, z.size)
         _rotate_again(z, start, second[0], second[1])
         for j in range(0, z.size, 64):
-            if start + j + 64 <= out.size:
+            if start + j + 64 <= out.size and fresh:
+                flip_signs_put_chunk(z, j, uint32(start + j), first[0], first[1], out, start + j)
+            elif start + j + 64 <= out.size:
                 flip_signs_add_chunk(z, j, uint32(start + j), first[0], first[1], out, start + j)
             else:
                 for e in range(start + j, min(start + j + 64, out.size)):
                     value = z[e - start]
-                    out[e] += -value if random_word(e, first[0], first[1]) >= uint32(0x80000000) else value
+                    old = float32(0.0) if fresh else out[e]
+                    out[e] = old + (-value if random_word(e, first[0], first[1]) >= uint32(0x80000000) else value)

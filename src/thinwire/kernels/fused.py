@@ -49,12 +49,21 @@ def rotated_encode(
 
 
 def rotated_add(
-    loops: Any, packed: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, bits: int
+    loops: Any,
+    packed: Tensor,
+    scale: Tensor,
+    out: Tensor,
+    *,
+    keys: Keys,
+    codebook: Tensor,
+    bits: int,
+    fresh: bool = False,
 ) -> None:
     """`loops` is the body. See `reference.rotated_add`."""
     z = loops.codebook_decode(packed, rotated_numel(out.numel()), scale, codebook, bits=bits, block=ROTATION)
     z = loops.unrotate(z, z.numel(), key=keys[1], out=z)
-    out += loops.unrotate(z, out.numel(), key=keys[0])
+    values = loops.unrotate(z, out.numel(), key=keys[0])
+    torch.add(values, 0.0 if fresh else out, out=out)  # with 0.0, so that a zero is never negative
 
 
 def _block_sizes(z: Tensor) -> Tensor:

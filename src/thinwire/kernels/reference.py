@@ -313,9 +313,12 @@ def rotated_encode(
     fused.rotated_encode(loops, x, scale, out, keys=keys, codebook=codebook, boundaries=boundaries, bits=bits)
 
 
-def rotated_add(packed: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, bits: int) -> None:
-    """Add to `out` what `rotated_encode` stands for."""
-    fused.rotated_add(sys.modules[__name__], packed, scale, out, keys=keys, codebook=codebook, bits=bits)
+def rotated_add(
+    packed: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, bits: int, fresh: bool = False
+) -> None:
+    """Add to `out` what `rotated_encode` stands for; `fresh`: as if it held zeros, without reading it."""
+    loops = sys.modules[__name__]
+    fused.rotated_add(loops, packed, scale, out, keys=keys, codebook=codebook, bits=bits, fresh=fresh)
 
 
 # --------------------------------------------------------------------------------------------------------- selection

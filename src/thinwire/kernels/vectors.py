@@ -236,8 +236,14 @@ def _added(context, builder, target, out, o, values):
     return [builder.fadd(a, b) for a, b in zip(old, values, strict=True)]
 
 
+def _on_zero(context, builder, target, out, o, values):
+    """As if added to zero: minus zero becomes plus zero."""
+    return [builder.fadd(value, constant(F32, 0.0)) for value in values]
+
+
 flip_signs_chunk = _make_flip_signs(lambda context, builder, *place: place[-1])
 flip_signs_add_chunk = _make_flip_signs(_added, ahead_of_out=True)
+flip_signs_put_chunk = _make_flip_signs(_on_zero, ahead_of_out=True)
 flip_signs_butterfly = _make_flip_signs(lambda context, builder, *place: _stages_within(builder, place[-1]))
 
 
