@@ -18,6 +18,7 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "two-shot-3": "rotated:3|two_shot:4",
         "two-shot-2": "rotated:2|two_shot:3",
         "two-shot-2-ef": "ef|rotated:2|two_shot:3,feedback=true",
+        "two-shot-1": "rotated:1|two_shot:1",
         "gaussian-k": "ef|gaussian_k:0.01|bf16|all_gather",
         "threshold-k": "ef|threshold_k:0.01|bf16|all_gather",
         "top-k": "ef|top_k:0.01|bf16|all_gather",
