@@ -79,7 +79,7 @@ def test_nothing_is_lost_between_the_ranks(text: str) -> None:
 
 
 @pytest.mark.parametrize("dither", ["linear", "exponential"])
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", pytest.param("l2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block", [pytest.param(0, marks=pytest.mark.slow), 64])
 def test_global_qsgd_shares_its_scale_and_is_unbiased(dither: str, norm: str, block: int) -> None:
     group = LocalGroup(parse(f"global_qsgd:8,dither={dither},norm={norm},block={block}|all_reduce"), 3)

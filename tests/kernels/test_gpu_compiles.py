@@ -55,6 +55,7 @@ gpu.checksum(codes)
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_a_gpu_without_fused_or_approximate_arithmetic(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)

@@ -44,6 +44,18 @@ PRESETS = {
     "ef|global_qsgd:8,dither=exponential|all_reduce": 3,
     "ef:0.9|abs_max:4,block=64|two_shot": 2,
 }
+ONE_OF_A_KIND = {
+    "dense",
+    "global-qsgd-8",
+    "qsgd-4",
+    "two-shot-4",
+    "two-shot-2-ef",
+    "threshold-k",
+    "ar-top-k",
+    "dgc",
+    "powersgd-4",
+}
+MARKED = {name: [] if name in ONE_OF_A_KIND else [pytest.mark.slow] for name in PRESETS}
 REMEMBERING = [name for name in PRESETS if thinwire.parse(name).memory is not None]
 BAD = 4  # the step that overflows
 STEPS = 8
@@ -175,7 +187,9 @@ def overflowing_runs(rank: int, world_size: int, recipe: str) -> list[Tensor]:
     return list(ends["skipped"]["parameters"].values())
 
 
-@pytest.mark.parametrize(("recipe", "world_size"), PRESETS.items())
+@pytest.mark.parametrize(
+    ("recipe", "world_size"), [pytest.param(name, n, marks=MARKED[name]) for name, n in PRESETS.items()]
+)
 def test_an_overflow_leaves_no_trace(pools: Pools, recipe: str, world_size: int) -> None:
     replicas = pools(world_size).run(overflowing_runs, recipe)
     for replica in replicas[1:]:
@@ -223,7 +237,7 @@ def huge_but_finite(rank: int, world_size: int, recipe: str, value: float, ranks
     return seen
 
 
-@pytest.mark.parametrize("recipe", PRESETS)
+@pytest.mark.parametrize("recipe", [pytest.param(name, marks=MARKED[name]) for name in PRESETS])
 def test_numbers_near_the_end_of_float32(pools: Pools, recipe: str) -> None:
     for value, ranks in ((3.0e38, 1), (3.0e38, 3), (-1.0e36, 1)):
         seen = pools(3).run(huge_but_finite, recipe, value, ranks)
@@ -271,7 +285,7 @@ def with_grad_scaler(rank: int, world_size: int, recipe: str, follows: bool) -> 
 EXPECTED_SCALES = [2.0**exponent for exponent in (10, 10, 11, 11, 9, 9, 10, 10, 8, 8, 9, 9)]
 
 
-@pytest.mark.parametrize("recipe", REMEMBERING)
+@pytest.mark.parametrize("recipe", [pytest.param(name, marks=MARKED[name]) for name in REMEMBERING])
 def test_memories_follow_the_scale(pools: Pools, recipe: str) -> None:
     world_size = PRESETS[recipe]
     for seen in pools(world_size).run(with_grad_scaler, recipe, True):

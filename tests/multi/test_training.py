@@ -166,8 +166,17 @@ def assert_same(ranks: Sequence[dict[str, Any]]) -> None:
     assert len({told["digest"] for told in ranks}) == 1
 
 
-@pytest.mark.parametrize("steps", [40, pytest.param(200, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("preset", tw.PRESETS)
+# One of each kind; the others differ in bits, selection or leader, and all of them train in `short_runs`.
+ONE_OF_A_KIND = {"dense", "global-qsgd-8", "qsgd-4", "two-shot-4", "two-shot-1", "two-shot-2-ef"}
+ONE_OF_A_KIND |= {"threshold-k", "ar-top-k", "dgc", "powersgd-4"}
+TRAINED = [
+    pytest.param(preset, steps, marks=[] if steps == 40 and preset in ONE_OF_A_KIND else [pytest.mark.slow])
+    for preset in tw.PRESETS
+    for steps in (40, 200)
+]
+
+
+@pytest.mark.parametrize(("preset", "steps"), TRAINED)
 def test_every_preset_trains(pools: Pools, preset: str, steps: int) -> None:
     ranks = pools(RANKS).run(train, preset, steps)
     assert_same(ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -85,26 +85,30 @@ class AllReduce(Exchange):
 
 
 def floats_bytes(codec: Fp32 | Fp16 | Bf16, values: int, exact: int, world_size: int) -> int:
-    """What a rank sends in `sum_floats`."""
+    """What a rank sends in `start_sum`."""
     if isinstance(codec, Fp32):
         return ring_bytes(4 * (values + exact), world_size)
     return ring_bytes(codec.dtype.itemsize * values, world_size) + ring_bytes(EXACT_BYTES * exact, world_size)
 
 
-def sum_floats(codec: Fp32 | Fp16 | Bf16, values: Tensor, exact: Tensor, network: Network) -> tuple[Tensor, Tensor]:
-    """Both summed over the ranks: `values` as they come from `codec.to_sum`, `exact` in float32.
+def start_sum(
+    codec: Fp32 | Fp16 | Bf16, values: Tensor, exact: Tensor, network: Network
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Begin to add both up over the ranks: `values` as they come from `codec.to_sum`, `exact` in float32.
 
-    In float32 they travel as one message; else both are under way at the same time.
+    In float32 they travel as one message; else both are under way at the same time. What is returned waits for them.
     """
     if isinstance(codec, Fp32) and values.numel() and exact.numel():
-        whole = network.all_reduce(torch.cat((values, exact)))
-        return whole[: values.numel()], whole[values.numel() :]
-    pending = network.start_all_reduce(exact) if exact.numel() else None
-    if values.numel():
-        network.all_reduce(values)
-    if pending is not None:
-        pending.wait()
-    return values, exact
+        whole = network.start_all_reduce(torch.cat((values, exact)), soon=True)
+        return lambda: (whole.wait()[: values.numel()], whole.wait()[values.numel() :])
+    beside = network.start_all_reduce(exact) if exact.numel() else None
+    summed = network.start_all_reduce(values, soon=True) if values.numel() else None
+    return lambda: (values if summed is None else summed.wait(), exact if beside is None else beside.wait())
+
+
+def sum_floats(codec: Fp32 | Fp16 | Bf16, values: Tensor, exact: Tensor, network: Network) -> tuple[Tensor, Tensor]:
+    """Both summed over the ranks."""
+    return start_sum(codec, values, exact, network)()
 
 
 def _dense_mean(codec: Fp32 | Fp16 | Bf16, cargo: Cargo, network: Network) -> Delivery:

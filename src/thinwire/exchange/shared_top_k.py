@@ -16,7 +16,7 @@ from ..codecs.cast import Bf16, Fp16
 from ..codecs.sparse import Sparsifier
 from ..codecs.sparsify import RandomK
 from ..comm import Network
-from .all_reduce import floats_bytes
+from .all_reduce import floats_bytes, start_sum
 from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Exchange, delivered, ring_bytes, start_mean
 
 _NORM_BYTES = 4
@@ -72,8 +72,7 @@ class SharedTopK(Exchange):
             return ring_bytes(EXACT_BYTES * exact, world_size)
         norms = _NORM_BYTES * (world_size - 1) if self.leader == "norm" else 0
         positions = codec.positions_bytes(numel) * (world_size - 1) // world_size
-        beside = ring_bytes(EXACT_BYTES * (exact + 1), world_size)
-        return norms + positions + beside + floats_bytes(values, codec.capacity(numel), 0, world_size)
+        return norms + positions + floats_bytes(values, codec.capacity(numel), exact + 1, world_size)
 
     # ------------------------------------------------------------------------------------------------- running
 
@@ -85,16 +84,15 @@ class SharedTopK(Exchange):
             return delivered(cargo.blank(), start_mean(cargo.exact, network)())
         # An inf outside the leader's positions would go unseen, so every rank reports it beside the exact elements.
         news = torch.full((1,), 0.0 if kernels.all_finite(cargo.u) else math.nan, device=cargo.u.device)
-        beside = start_mean(torch.cat((cargo.exact, news)), network)
         positions = cargo.positions = self._agreed_positions(codec, cargo, network)
         places = positions.to(torch.int64)
         chosen = cargo.u[places]
         sent = values.to_sum(chosen * (1.0 / n))
         if cargo.remembers:
             cargo.u[places] = chosen.sub_(values.from_sum(sent), alpha=n)
-        summed = network.start_all_reduce(sent)
+        summed = start_sum(values, sent, torch.cat((cargo.exact * (1.0 / n), news)), network)
         out = cargo.blank()  # meanwhile
-        total, both = summed.wait(), beside()
+        total, both = summed()
         exact, news = both[:-1], both[-1:]
         finite = kernels.all_finite(news) and kernels.all_finite(total)
         if finite:
