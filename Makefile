@@ -55,9 +55,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One thread: results repeat, and tests that start several processes do not fight over the cores. Files run side by
-# side, but not too many: each may start eight processes.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# One thread: results repeat, and tests that start several processes do not fight over the cores. Groups of tests run
+# side by side (see conftest.py), but not too many: each may start eight processes.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 test: lint network-tools browser
 	$(PYTEST)

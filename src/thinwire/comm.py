@@ -281,24 +281,9 @@ class Communicator(Network):
         return _waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True))
 
     def _all_reduce_soon(self, tensor: Tensor, op: Op) -> Wait:
-        """To the owners of pieces, and their results to everyone: two trips."""
-        if not (self._sends_directly and tensor.is_contiguous() and 0 < _bytes(tensor) <= _SMALL):
-            return self._all_reduce(tensor, op)
-        flat, ranks = tensor.view(-1), self.world_size
-        rows = flat.new_zeros(ranks, -(-flat.numel() // ranks))
-        rows.view(-1)[: flat.numel()] = flat
-        came = torch.empty_like(rows)
-        arrives = self._all_to_all(came, rows)
-
-        def wait() -> None:
-            arrives()
-            total = came[0]
-            for row in came[1:]:  # in rank order, by one rank for all
-                total = total.add_(row) if op == "sum" else torch.maximum(total, row, out=total)
-            self._all_gather(rows, total)()
-            flat.copy_(rows.view(-1)[: flat.numel()])
-
-        return wait
+        if self._sends_directly and tensor.is_contiguous() and 0 < _bytes(tensor) <= _SMALL:
+            return _TwoTrips(self, tensor.view(-1), op).wait
+        return self._all_reduce(tensor, op)
 
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait:
         flat = out.view(-1)  # gloo takes rows as one long tensor only
@@ -327,6 +312,30 @@ class Communicator(Network):
                 work.wait()
 
         return wait
+
+
+class _TwoTrips:
+    """An all-reduce of a small tensor: to the owners of its pieces, then their results to everyone.
+
+    A class and not a closure: a traceback keeps the functions of its frames even when they are cleared, and so what a
+    closure holds, which here are sockets.
+    """
+
+    def __init__(self, communicator: Communicator, flat: Tensor, op: Op) -> None:
+        self._communicator, self._flat, self._op = communicator, flat, op
+        ranks = communicator.world_size
+        self._rows = flat.new_zeros(ranks, -(-flat.numel() // ranks))
+        self._rows.view(-1)[: flat.numel()] = flat
+        self._came = torch.empty_like(self._rows)
+        self._arrives = communicator._all_to_all(self._came, self._rows)
+
+    def wait(self) -> None:
+        self._arrives()
+        total = self._came[0]
+        for row in self._came[1:]:  # in rank order, by one rank for all
+            total = total.add_(row) if self._op == "sum" else torch.maximum(total, row, out=total)
+        self._communicator._all_gather(self._rows, total)()
+        self._flat.copy_(self._rows.view(-1)[: self._flat.numel()])
 
 
 def _waiter(work: dist.Work) -> Wait:

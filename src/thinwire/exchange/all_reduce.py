@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -85,30 +85,33 @@ class AllReduce(Exchange):
 
 
 def floats_bytes(codec: Fp32 | Fp16 | Bf16, values: int, exact: int, world_size: int) -> int:
-    """What a rank sends in `start_sum`."""
+    """What a rank sends for a `FloatSum`."""
     if isinstance(codec, Fp32):
         return ring_bytes(4 * (values + exact), world_size)
     return ring_bytes(codec.dtype.itemsize * values, world_size) + ring_bytes(EXACT_BYTES * exact, world_size)
 
 
-def start_sum(
-    codec: Fp32 | Fp16 | Bf16, values: Tensor, exact: Tensor, network: Network
-) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Begin to add both up over the ranks: `values` as they come from `codec.to_sum`, `exact` in float32.
+class FloatSum:
+    """Both added up over the ranks: `values` as they come from `codec.to_sum`, `exact` in float32.
 
-    In float32 they travel as one message; else both are under way at the same time. What is returned waits for them.
+    In float32 they travel as one message; else both are under way at the same time.
     """
-    if isinstance(codec, Fp32) and values.numel() and exact.numel():
-        whole = network.start_all_reduce(torch.cat((values, exact)), soon=True)
-        return lambda: (whole.wait()[: values.numel()], whole.wait()[values.numel() :])
-    beside = network.start_all_reduce(exact) if exact.numel() else None
-    summed = network.start_all_reduce(values, soon=True) if values.numel() else None
-    return lambda: (values if summed is None else summed.wait(), exact if beside is None else beside.wait())
 
+    def __init__(self, codec: Fp32 | Fp16 | Bf16, values: Tensor, exact: Tensor, network: Network) -> None:
+        self._values, self._exact = values, exact
+        self._whole = self._beside = self._summed = None
+        if isinstance(codec, Fp32) and values.numel() and exact.numel():
+            self._whole = network.start_all_reduce(torch.cat((values, exact)), soon=True)
+            return
+        self._beside = network.start_all_reduce(exact) if exact.numel() else None
+        self._summed = network.start_all_reduce(values, soon=True) if values.numel() else None
 
-def sum_floats(codec: Fp32 | Fp16 | Bf16, values: Tensor, exact: Tensor, network: Network) -> tuple[Tensor, Tensor]:
-    """Both summed over the ranks."""
-    return start_sum(codec, values, exact, network)()
+    def wait(self) -> tuple[Tensor, Tensor]:
+        if self._whole is not None:
+            whole = self._whole.wait()
+            return whole[: self._values.numel()], whole[self._values.numel() :]
+        values = self._values if self._summed is None else self._summed.wait()
+        return values, self._exact if self._beside is None else self._beside.wait()
 
 
 def _dense_mean(codec: Fp32 | Fp16 | Bf16, cargo: Cargo, network: Network) -> Delivery:
@@ -117,7 +120,7 @@ def _dense_mean(codec: Fp32 | Fp16 | Bf16, cargo: Cargo, network: Network) -> De
     sent = shares if isinstance(codec, Fp32) else codec.to_sum(shares)
     if cargo.remembers:
         cargo.u.sub_(sent.to(torch.float32), alpha=n)
-    total, exact = sum_floats(codec, sent, cargo.exact * (1.0 / n), network)
+    total, exact = FloatSum(codec, sent, cargo.exact * (1.0 / n), network).wait()
     return delivered(total if total is sent is shares else shares.copy_(total), exact)
 
 
@@ -127,13 +130,13 @@ def _random_mean(codec: RandomK, cargo: Cargo, network: Network) -> Delivery:
     values, exact, out = codec.values, cargo.exact * (1.0 / n), cargo.blank()
     assert isinstance(values, FLOATS)
     if cargo.u.numel() == 0:
-        return delivered(out, sum_floats(values, cargo.u, exact, network)[1])
+        return delivered(out, FloatSum(values, cargo.u, exact, network).wait()[1])
     chosen = codec.chosen(cargo.u, draw=cargo.draw)
     cargo.positions = chosen.indices
     sent = values.to_sum(chosen.values * (1.0 / n))
     if cargo.remembers:
         kernels.scatter_add(cargo.u, chosen.indices, values.from_sum(sent) * -n)
-    total, exact = sum_floats(values, sent, exact, network)
+    total, exact = FloatSum(values, sent, exact, network).wait()
     kernels.scatter_add(out, chosen.indices, values.from_sum(total))
     return delivered(out, exact, finite=kernels.all_finite(total))
 

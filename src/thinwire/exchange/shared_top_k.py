@@ -16,7 +16,7 @@ from ..codecs.cast import Bf16, Fp16
 from ..codecs.sparse import Sparsifier
 from ..codecs.sparsify import RandomK
 from ..comm import Network
-from .all_reduce import floats_bytes, start_sum
+from .all_reduce import FloatSum, floats_bytes
 from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Exchange, delivered, ring_bytes, start_mean
 
 _NORM_BYTES = 4
@@ -90,9 +90,9 @@ class SharedTopK(Exchange):
         sent = values.to_sum(chosen * (1.0 / n))
         if cargo.remembers:
             cargo.u[places] = chosen.sub_(values.from_sum(sent), alpha=n)
-        summed = start_sum(values, sent, torch.cat((cargo.exact * (1.0 / n), news)), network)
+        summed = FloatSum(values, sent, torch.cat((cargo.exact * (1.0 / n), news)), network)
         out = cargo.blank()  # meanwhile
-        total, both = summed()
+        total, both = summed.wait()
         exact, news = both[:-1], both[-1:]
         finite = kernels.all_finite(news) and kernels.all_finite(total)
         if finite:
