@@ -18,6 +18,9 @@ Tree = Any
 MANY, ONE = 0.02, 25.0  # MB a bucket: several buckets, other ones than planned, or a single one
 SAVED_AFTER, STEPS = 4, 8
 MOMENTUM = 0.9  # of dgc
+# Presets that differ in more than bits, selection or leader. The others are tried by `make test-all` too.
+ONE_OF_A_KIND = {"dense", "global-qsgd-8", "qsgd-4", "two-shot-4", "two-shot-1", "two-shot-2-ef"}
+ONE_OF_A_KIND |= {"threshold-k", "ar-top-k", "dgc", "powersgd-4"}
 
 
 class Net(nn.Module):

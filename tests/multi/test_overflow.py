@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from pool import Pool
-from runs import MANY, Tree, assert_same
+from runs import MANY, ONE_OF_A_KIND, Tree, assert_same
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,6 +32,7 @@ PRESETS = {
     "two-shot-8": 3,
     "two-shot-4": 2,
     "two-shot-2-ef": 3,
+    "two-shot-1": 3,
     "gaussian-k": 2,
     "threshold-k": 3,
     "top-k": 2,
@@ -43,17 +44,6 @@ PRESETS = {
     "ef|global_qsgd:8,block=256|all_reduce": 2,
     "ef|global_qsgd:8,dither=exponential|all_reduce": 3,
     "ef:0.9|abs_max:4,block=64|two_shot": 2,
-}
-ONE_OF_A_KIND = {
-    "dense",
-    "global-qsgd-8",
-    "qsgd-4",
-    "two-shot-4",
-    "two-shot-2-ef",
-    "threshold-k",
-    "ar-top-k",
-    "dgc",
-    "powersgd-4",
 }
 MARKED = {name: [] if name in ONE_OF_A_KIND else [pytest.mark.slow] for name in PRESETS}
 REMEMBERING = [name for name in PRESETS if thinwire.parse(name).memory is not None]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from pool import Pool
+from runs import ONE_OF_A_KIND
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -166,9 +167,6 @@ def assert_same(ranks: Sequence[dict[str, Any]]) -> None:
     assert len({told["digest"] for told in ranks}) == 1
 
 
-# One of each kind; the others differ in bits, selection or leader, and all of them train in `short_runs`.
-ONE_OF_A_KIND = {"dense", "global-qsgd-8", "qsgd-4", "two-shot-4", "two-shot-1", "two-shot-2-ef"}
-ONE_OF_A_KIND |= {"threshold-k", "ar-top-k", "dgc", "powersgd-4"}
 TRAINED = [
     pytest.param(preset, steps, marks=[] if steps == 40 and preset in ONE_OF_A_KIND else [pytest.mark.slow])
     for preset in tw.PRESETS

@@ -235,9 +235,9 @@ class Codec(Stage, ABC):
         shape = tuple(x.shape)
         message = self.encode(x, draw=draw, state=state)
         if x.numel():
-            sent = torch.zeros(x.numel(), dtype=torch.float32, device=x.device)
+            sent = torch.empty(x.numel(), dtype=torch.float32, device=x.device)
             body = message[HEADER_BYTES : HEADER_BYTES + self.body_bytes(x.numel(), shape=shape)]
-            self._add(body, sent, (draw or Draw()).key(), shape)
+            self._put(body, sent, (draw or Draw()).key(), shape)
             x -= sent.view(shape)
         return message
 
