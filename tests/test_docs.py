@@ -20,9 +20,9 @@ from torch import Tensor
 
 import thinwire as tw
 from thinwire import Codec, Draw
-from thinwire.attach.parcels import TINY, one_dimensional_or_tiny
 from thinwire.codecs.low_rank import LowRank
 from thinwire.codecs.sparse import SparseCodec
+from thinwire.exchange.parcels import TINY, one_dimensional_or_tiny
 from thinwire.kernels import reference
 from thinwire.observe import BucketRecord, Meter, Records
 from thinwire.recipe import STAGES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import asdict
@@ -12,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .errors import OptionError, ThinwireError
+from .cli_files import check_writable, write_json
+from .cli_plan import plan, probe
+from .errors import ThinwireError
 
 # Typer carries click inside or beside it, depending on its version; its own exceptions lead to the base class.
 _UsageProblem: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -44,25 +45,6 @@ def _root(
     pass
 
 
-def _write_json(target: str, payload: dict[str, Any]) -> None:
-    """To a file, or to standard output for `-`."""
-    text = json.dumps(payload, indent=2) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text)
-    except OSError as problem:
-        raise OptionError(f"cannot write {target}: {problem.strerror}; choose another --json file") from problem
-
-
-def _check_writable(target: str, *, option: str = "--json") -> None:
-    """Refuse a file that cannot be written before minutes are spent on what it should hold."""
-    path = Path(target)
-    if target != "-" and (not target or path.is_dir() or not path.resolve().parent.is_dir()):
-        raise OptionError(f"cannot write {target or 'a file without a name'}: choose another {option} file")
-
-
 @app.command()
 def kernels(
     numel: Annotated[int, typer.Option(help="Elements (float32) of the tensor; at least 1024 a thread.")] = 25_000_000,
@@ -83,7 +65,7 @@ def kernels(
 
     check_run(numel, threads=threads, rounds=rounds)
     if json_file is not None:
-        _check_writable(json_file)
+        check_writable(json_file)
     with typer.progressbar(length=GROUPS, label="timing kernels", file=sys.stderr) as bar:
         rows = kernel_rows(numel, threads=threads, rounds=rounds, on_group=lambda done: bar.update(1))
     if json_file != "-":
@@ -102,7 +84,7 @@ def kernels(
             )
     if json_file is not None:
         run = {"numel": numel, "threads": threads, "rounds": rounds}
-        _write_json(json_file, {**run, "machine": describe_machine(), "rows": [asdict(row) for row in rows]})
+        write_json(json_file, {**run, "machine": describe_machine(), "rows": [asdict(row) for row in rows]})
 
 
 @app.command()
@@ -130,6 +112,9 @@ def compare(
     method: Annotated[
         str | None, typer.Option(help="How to slow the network down: kernel, switch or paced. Default: see doctor.")
     ] = None,
+    probe_seconds: Annotated[
+        float, typer.Option(help="Time to measure the network before the first step, for predictions; 0 makes none.")
+    ] = 12.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the table only.")] = False,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - for standard output.")
@@ -161,10 +146,11 @@ def compare(
         target_loss=target_loss,
         data=data,
         method=method,
+        probe_seconds=probe_seconds,
     )
     for option, target in (("--json", json_file), ("--report", report)):
         if target is not None:
-            _check_writable(target, option=option)
+            check_writable(target, option=option)
     aside = Console(stderr=True)
 
     def keep(result: dict[str, Any]) -> None:
@@ -173,7 +159,7 @@ def compare(
         if measured:
             print_table(result, aside if json_file == "-" else Console())
         if json_file is not None:
-            _write_json(json_file, result)
+            write_json(json_file, result)
         if report is not None and measured:
             from .bench.report import write_report
 
@@ -196,14 +182,18 @@ def doctor(
     from .emulate.doctor import as_json, best_method, examine
 
     if json_file is not None:
-        _check_writable(json_file)
+        check_writable(json_file)
     findings = examine()
     if json_file != "-":
         for finding in findings:
             typer.echo(str(finding))
         typer.echo(best_method(findings))
     if json_file is not None:
-        _write_json(json_file, as_json(findings))
+        write_json(json_file, as_json(findings))
+
+
+app.command()(probe)
+app.command()(plan)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from .errors import ExchangeError, OptionError
 
@@ -29,7 +30,7 @@ Wait = Callable[[], object]
 # gloo gathers and adds in a ring, n - 1 trips and 2 (n - 1). Where ranks are few and messages are small, they are there
 # sooner when each is sent to everyone at once: as many bytes, but one trip, or two (4 ranks, 10 ms: an all-gather takes
 # 21 ms instead of 69, an all-reduce of 126 kB 58 ms instead of 134).
-_FEW, _SMALL = 8, 128 << 10
+FEW_RANKS, SMALL_SUM = 8, 128 << 10
 
 # Newest first: torch renames collectives and warns about the old names.
 _NAMES = {
@@ -232,7 +233,7 @@ class Communicator(Network):
         self._group: dist.ProcessGroup | None = dist.group.WORLD if group is None else group
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._own = False
-        self._sends_directly = self.world_size <= _FEW and "gloo" in dist.get_backend(self._group)
+        self._sends_directly = self.world_size <= FEW_RANKS and "gloo" in dist.get_backend(self._group)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -281,13 +282,13 @@ class Communicator(Network):
         return _waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True))
 
     def _all_reduce_soon(self, tensor: Tensor, op: Op) -> Wait:
-        if self._sends_directly and tensor.is_contiguous() and 0 < _bytes(tensor) <= _SMALL:
+        if self._sends_directly and tensor.is_contiguous() and 0 < _bytes(tensor) <= SMALL_SUM:
             return _TwoTrips(self, tensor.view(-1), op).wait
         return self._all_reduce(tensor, op)
 
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait:
         flat = out.view(-1)  # gloo takes rows as one long tensor only
-        if self._sends_directly and _bytes(tensor) <= _SMALL:
+        if self._sends_directly and _bytes(tensor) <= SMALL_SUM:
             rows = tensor.view(1, -1).expand(self.world_size, -1).contiguous()
             return self._all_to_all(flat.view_as(rows), rows)
         return _waiter(collective("all_gather")(flat, tensor.view(-1), group=self.group, async_op=True))
@@ -312,6 +313,31 @@ class Communicator(Network):
                 work.wait()
 
         return wait
+
+
+@contextlib.contextmanager
+def joined(
+    backend: str = "gloo", *, meet_at: str | None = None, rank: int = 0, world_size: int = 1, minutes: float = 5
+) -> Iterator[Communicator]:
+    """The processes that meet at an address (`env://` under torchrun), or this one alone, until the end of the block.
+
+    >>> with joined() as alone:
+    ...     alone.world_size
+    1
+    """
+    if dist.is_initialized():
+        raise OptionError("there is a process group already: leave it out here, or call this in a process of its own")
+    timeout = timedelta(minutes=minutes)
+    if meet_at is None:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+    elif meet_at == "env://":
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, init_method=meet_at, rank=rank, world_size=world_size, timeout=timeout)
+    try:
+        yield Communicator()
+    finally:
+        dist.destroy_process_group()
 
 
 class _TwoTrips:

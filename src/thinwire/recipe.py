@@ -93,6 +93,17 @@ class Recipe:
         """Whether the expectation of what is sent is the gradient itself; a memory adds older ones."""
         return self.memory is None and self.codec.unbiased
 
+    @property
+    def dense(self) -> bool:
+        """Whether it does what DDP does without it."""
+        return isinstance(self.codec, Fp32) and isinstance(self.exchange, AllReduce) and self.memory is None
+
+    def refusal(self, world_size: int) -> str | None:
+        """One sentence if so many ranks cannot run it, else None."""
+        if isinstance(self.exchange, Local):
+            return f"local stays in one process: end {self} with all_gather or all_reduce instead"
+        return self.exchange.refuses(self.codec, world_size=world_size, remembers=self.memory is not None)
+
     def wire_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
         """Exact size of one rank's message for a tensor; what an all-reduce moves depends on the ranks as well."""
         return self.codec.wire_bytes(numel, shape=shape)

@@ -18,8 +18,8 @@ from made_up import HOSTILE, made_up_result
 from thinwire.bench.report import curves, figures, render_report, write_report
 from thinwire.errors import OptionError
 
-NUMBERS = ["step_ms", "fraction_of_no_communication", "bytes_per_step", "final_loss", "seconds_to_target",
-           "speedup_over_ddp", "speedup_to_target"]  # fmt: skip
+NUMBERS = ["step_ms", "predicted_ms", "fraction_of_no_communication", "bytes_per_step", "final_loss",
+           "seconds_to_target", "speedup_over_ddp", "speedup_to_target"]  # fmt: skip
 
 
 class Elements(HTMLParser):

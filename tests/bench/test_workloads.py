@@ -17,7 +17,7 @@ from thinwire.bench.workloads import WORKLOADS, GptOnSources, Workload, sources,
 from thinwire.errors import OptionError
 
 GOLDEN_TEXT = "ea2e55fd"  # of the standard library with which the losses of gpt were written down
-GOLDEN = {"gpt": (3.5069, 2.9373), "mlp": (2.2598, 1.6814)}  # after 8 and 24 steps, two ranks' data, seed 3
+GOLDEN = {"gpt": (3.6565, 3.1388), "mlp": (2.2598, 1.6814)}  # after 8 and 24 steps, two ranks' data, seed 3
 
 
 def write_idx(folder: Path, *, train: int = 200, held_out: int = 40, zipped: bool = False) -> None:

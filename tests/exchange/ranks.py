@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire import parse
+from thinwire.comm import Traffic
 from thinwire.exchange.base import Delivery, Part
 from thinwire.exchange.carrier import Carrier
 from thinwire.exchange.local_group import LocalNetwork, on_all_ranks
@@ -213,6 +214,7 @@ class Carried:
     exact: list[Tensor]
     deliveries: list[Delivery]
     sent_bytes: list[int]
+    calls: list[dict[str, int]]  # of each collective
 
 
 @dataclasses.dataclass
@@ -232,6 +234,7 @@ def run(text: str, world_size: int) -> Run:
                 [exact_elements(rank, step, numel) for rank in range(world_size)],
                 [],
                 [],
+                [],
             )
             for numel in cargoes_of(world_size)
         }
@@ -239,19 +242,24 @@ def run(text: str, world_size: int) -> Run:
         def work(network: LocalNetwork, step: int = step, carried: dict[int, Carried] = carried) -> list[Any]:
             carrier, results = ranks.carriers[network.rank], []
             for numel, one in carried.items():
-                before = network.traffic
+                before, by_kind = network.traffic, network.traffic_by_kind()
                 given, exact = one.gradients[network.rank].clone(), one.exact[network.rank].clone()
                 delivery = carrier.carry(
                     f"n{numel}", given, network=network, step=step, exact=exact, parts=parts_of(numel)
                 )
-                results.append((delivery, (network.traffic - before).bytes))
-            carrier.settle(finite=all(delivery.finite for delivery, _ in results))
+                calls = {
+                    kind: now.calls - by_kind.get(kind, Traffic()).calls
+                    for kind, now in network.traffic_by_kind().items()
+                }
+                results.append((delivery, (network.traffic - before).bytes, calls))
+            carrier.settle(finite=all(delivery.finite for delivery, *_ in results))
             return results
 
         for results in on_all_ranks(ranks.networks, work):
-            for one, (delivery, sent) in zip(carried.values(), results, strict=True):
+            for one, (delivery, sent, calls) in zip(carried.values(), results, strict=True):
                 one.deliveries.append(delivery)
                 one.sent_bytes.append(sent)
+                one.calls.append({kind: count for kind, count in calls.items() if count})
         steps.append(carried)
     return Run(ranks, steps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from thinwire import Draw, OptionError, parse
 from thinwire.codecs import Codec
 from thinwire.exchange import TwoShot
+from thinwire.exchange.script import Send, Wait
 from thinwire.exchange.two_shot import _waves, pieces
 
 
@@ -77,6 +79,25 @@ def test_announced_bytes_are_those_counted(text: str, world_size: int) -> None:
             else:
                 assert one.sent_bytes == [announced] * world_size
             assert (announced == 0) == (world_size == 1)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
+@pytest.mark.parametrize("text", RECIPES)
+def test_scripts_name_the_collectives_that_run(text: str, world_size: int) -> None:
+    recipe = parse(text)
+    for step in run(text, world_size).steps:
+        for numel, one in step.items():
+            shapes = [part.shape for part in parts_of(numel)]
+            script = recipe.exchange.script(
+                recipe.codec, numel, world_size=world_size, exact=one.exact[0].numel(), shapes=shapes
+            )
+            sends = [op for op in script if isinstance(op, Send)]
+            kinds = Counter("all_reduce" if op.collective == "small_sum" else op.collective for op in sends)
+            assert [dict(kinds)] * world_size == one.calls, numel
+            waits = [op.tag for op in script if isinstance(op, Wait)]
+            assert sorted(waits) == sorted(op.tag for op in sends)  # all that is sent is waited for, once
+            for op in sends:
+                assert script.index(op) < script.index(Wait(op.tag))
 
 
 @pytest.mark.parametrize("text", RECIPES)

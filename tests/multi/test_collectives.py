@@ -9,10 +9,10 @@ import torch
 from pool import Pool
 from torch import Tensor
 
-from thinwire.comm import _SMALL, Communicator
+from thinwire.comm import SMALL_SUM, Communicator
 
 Pools = Callable[[int], Pool]
-SIZES = (1, 2, 7, 1000, _SMALL // 4, _SMALL // 4 + 1)  # of float32: the last goes in a ring
+SIZES = (1, 2, 7, 1000, SMALL_SUM // 4, SMALL_SUM // 4 + 1)  # of float32: the last goes in a ring
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32)
 
 
@@ -51,7 +51,7 @@ def test_sums_are_in_rank_order_and_the_same_everywhere(pools: Pools, world_size
             assert all(torch.equal(a, b) for a, b in zip(ranks[0][place], other[place], strict=True))
         assert torch.equal(largest, rows.amax(0))
         assert torch.equal(gathered, rows)
-        if numel * dtype.itemsize <= _SMALL:
+        if numel * dtype.itemsize <= SMALL_SUM:
             assert torch.equal(soon, total)
         # A ring adds in another order for each piece: another last bit of every partial sum.
         last_bit = torch.finfo(dtype).eps if dtype.is_floating_point else 0

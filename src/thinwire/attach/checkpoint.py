@@ -23,9 +23,9 @@ from torch import Tensor
 from ..codecs.base import State
 from ..errors import StateError
 from ..exchange.carrier import Carrier
+from ..exchange.parcels import Layout, Parcel
 from ..exchange.two_shot import pieces
 from ..memory import ErrorFeedback
-from .parcels import Layout, Parcel
 
 if TYPE_CHECKING:
     from .link import Link

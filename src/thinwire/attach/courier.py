@@ -10,9 +10,9 @@ from .. import kernels
 from ..errors import ExchangeError, ThinwireError
 from ..exchange.base import Delivery, ring_bytes
 from ..exchange.carrier import Carrier
+from ..exchange.parcels import Parcel, gather, scatter
 from ..observe import BucketRecord, Meter
 from .conductor import Lane
-from .parcels import Parcel, gather, scatter
 from .step import Step
 
 

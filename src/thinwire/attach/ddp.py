@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..comm import Communicator
 from ..errors import AttachError, OptionError
+from ..exchange.parcels import Exempt, Layout, Parameter, one_dimensional_or_tiny
 from ..observe import Meter, Sink
 from ..recipe import Recipe
 from .copies import Detached
 from .link import Link, Scaler
-from .parcels import Exempt, Layout, Parameter, one_dimensional_or_tiny
 from .recipes import checked_recipe
 
 _FIRST_BUCKET = 1 << 20  # bytes, as in DDP

@@ -17,6 +17,7 @@ from torch.futures import Future
 from ..comm import Communicator
 from ..errors import AttachError, ExchangeError, ThinwireError
 from ..exchange.carrier import Carrier
+from ..exchange.parcels import Layout, Parameter, Parcel, as_parameter
 from ..observe import BucketRecord, Meter, Sink
 from ..recipe import Recipe
 from . import checkpoint
@@ -24,8 +25,7 @@ from .agreement import check_agreement
 from .conductor import Conductor
 from .copies import Detached, warn_of_copy
 from .courier import Courier
-from .parcels import Layout, Parameter, Parcel, as_parameter
-from .recipes import carried_over, checked_recipe, is_dense
+from .recipes import carried_over, checked_recipe
 from .step import Step
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Link:
                 self._carrier.rescale(scale / self.scale)
             self.scale = scale
         owed = self._carrier.memory is not None
-        whole = self.step < self.warmup_steps or (is_dense(self.recipe) and not owed)
+        whole = self.step < self.warmup_steps or (self.recipe.dense and not owed)
         if not whole and self._conductor is None:
             raise AttachError("there are no lanes: this is a bug in thinwire")
         return Step(self.step, whole=whole, flush=owed and self.recipe.memory is None)
@@ -348,7 +348,7 @@ class Link:
         if self.meter.sampling is None:
             watched = torch.tensor([int(self.meter.active)], dtype=torch.int32, device=device)
             self.meter.sampling = bool(self._communicator.all_reduce(watched, op="max"))
-        if self._conductor is None and not is_dense(recipe):
+        if self._conductor is None and not recipe.dense:
             lanes = [self._communicator.twin() for _ in range(min(_LANES, len(self.layout.parcels)))]
             self._conductor = Conductor(lanes)
             self._closing = weakref.finalize(self, self._conductor.close)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from ..codecs.cast import Fp32
 from ..errors import AttachError
-from ..exchange import AllReduce, Local
 from ..exchange.carrier import Carrier
 from ..memory import RunningMemory
 from ..recipe import Recipe, parse
-
-
-def is_dense(recipe: Recipe) -> bool:
-    """Whether the recipe does what DDP does without it."""
-    return isinstance(recipe.codec, Fp32) and isinstance(recipe.exchange, AllReduce) and recipe.memory is None
 
 
 def checked_recipe(recipe: Recipe | str, world_size: int) -> Recipe:
@@ -21,9 +14,7 @@ def checked_recipe(recipe: Recipe | str, world_size: int) -> Recipe:
         recipe = parse(recipe)
     if not isinstance(recipe, Recipe):
         raise AttachError(f"attach takes a recipe, its text or the name of a preset, not {recipe!r}")
-    if isinstance(recipe.exchange, Local):
-        raise AttachError(f"local stays in one process: end {recipe} with all_gather or all_reduce instead")
-    if refusal := recipe.exchange.refuses(recipe.codec, world_size=world_size, remembers=recipe.memory is not None):
+    if refusal := recipe.refusal(world_size):
         raise AttachError(refusal)
     return recipe
 

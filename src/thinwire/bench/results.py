@@ -76,6 +76,7 @@ class Results:
     target_loss: float | None = None
     runs: dict[str, list[Run]] = field(default_factory=dict)
     targets: dict[int, float] = field(default_factory=dict)
+    predicted: dict[str, float | None] = field(default_factory=dict)  # milliseconds a step, from before the run
     finished: bool = False
 
     def take(self, event: dict[str, Any]) -> None:
@@ -132,6 +133,7 @@ class Results:
             "status": ended,
             "problem": problem,
             "step_ms": step_ms,
+            "predicted_ms": self.predicted.get(name),
             "fraction_of_no_communication": _ratio(alone, step_ms),
             "bytes_per_step": self._mean(name, Run.bytes_per_step),
             "final_loss": self._mean(name, lambda run: run.loss_after(self.steps)),

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import re
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from ..attach.recipes import checked_recipe
+from ..emulate.crew import crew_events, meeting_point
 from ..emulate.hosts import METHODS, Hosts, Method, emulated_hosts
 from ..emulate.spec import parse_network
-from ..errors import ExchangeError, OptionError, ThinwireError
+from ..errors import OptionError, ThinwireError
 from .contenders import Contender
+from .forecast import device_for, predictions
 from .machine import describe_machine
 from .results import SCHEMA, Results
 from .worker import Task
 from .workloads import workload
 
-_PORT = 29500
-_QUIET = 420.0  # seconds without a word of any worker; longer than what their collectives wait for each other
 _MOST_WORKERS = 64
 
 
@@ -57,6 +46,7 @@ class Settings:
     target_loss: float | None = None
     data: str | None = None
     method: str | None = None
+    probe_seconds: float = 12.0  # spent on the network before the first step, for predictions; 0 makes none
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= _MOST_WORKERS:
@@ -66,6 +56,8 @@ class Settings:
                 raise OptionError(f"--{name} is a number of {least} or more, not {getattr(self, name)}")
         if not self.extra >= 0:
             raise OptionError(f"--extra is a share of the steps, 0 or more, not {self.extra}")
+        if not 0 <= self.probe_seconds < 600:
+            raise OptionError(f"--probe-seconds is from 0 to 600, not {self.probe_seconds}")
         if not self.bucket_mb > 0:
             raise OptionError(f"--bucket-mb is a size in megabytes, above 0, not {self.bucket_mb}")
         if not self.recipes:
@@ -132,6 +124,8 @@ def compare(
         },
         "machine": describe_machine(),
     }
+    predicts = settings.probe_seconds > 0 and len(parse_network(settings.network).phases) == 1
+    device = device_for(settings.recipes) if predicts else None
     try:
         with emulated_hosts(
             settings.workers, network=settings.network, method=cast(Method | None, settings.method)
@@ -143,7 +137,13 @@ def compare(
                 "measured": hosts.measured and {name: round(value, 3) for name, value in hosts.measured.items()},
             }
             on_event({"event": "network", **head["network"]})
-            for event in _events(settings, hosts):
+            for event in _events(settings, hosts, predicts=predicts):
+                if event["event"] == "measured" and device is not None:
+                    head["forecast"] = {key: event[key] for key in ("network", "profile")} | {
+                        "device": device.as_dict()
+                    }
+                    results.predicted = predictions(event, settings.recipes, device, workers=settings.workers)
+                    event = {"event": "predicted", "ms": results.predicted}
                 results.take(event)
                 on_event(event)
     except (KeyboardInterrupt, ThinwireError) as problem:
@@ -159,52 +159,7 @@ def _whole(head: dict[str, Any], results: Results, problem: str | None) -> dict[
     return {**head, "problem": problem, **results.as_dict()}
 
 
-# --------------------------------------------------------------------------------------------------- the processes
-
-
-def _events(settings: Settings, hosts: Hosts) -> Iterator[dict[str, Any]]:
-    """What workers tell, until all have ended; raises if one ends badly or all fall silent."""
-    with _workers(settings, hosts) as (processes, told, logs):
-        running = dict(enumerate(processes))
-        errors: dict[int, str] = {}
-        heard = time.monotonic()
-        while running:
-            try:
-                event = told.get(timeout=0.2)
-            except queue.Empty:
-                event = None
-            if event is not None:
-                heard = time.monotonic()
-                if event["event"] == "error":
-                    errors[event["rank"]] = event["problem"]
-                else:
-                    yield event
-                continue  # all that was said before it ended counts
-            for rank, process in list(running.items()):
-                if process.poll() is not None:
-                    del running[rank]
-                    if process.returncode:
-                        raise _death(rank, process.returncode, errors, told, logs)
-            if time.monotonic() - heard > _QUIET:
-                raise ExchangeError(f"no worker has said anything for {_QUIET:.0f} s: all were ended")
-
-
-def _death(rank: int, code: int, errors: dict[int, str], told: Any, logs: Sequence[Path]) -> ExchangeError:
-    time.sleep(0.5)  # what others say of it may be on its way; those that died say nothing
-    while not told.empty():
-        event = told.get()
-        if event["event"] == "error":
-            errors[event["rank"]] = event["problem"]
-    if code < 0:
-        return ExchangeError(f"worker {rank} was ended by signal {-code}: the results so far are kept")
-    lines = logs[rank].read_text(errors="replace").strip().splitlines()
-    said = errors.get(rank) or (lines[-1] if lines else "it said nothing")
-    return ExchangeError(f"worker {rank} ended with exit code {code} ({said}): the results so far are kept")
-
-
-@contextmanager
-def _workers(settings: Settings, hosts: Hosts) -> Iterator[tuple[list[subprocess.Popen[str]], Any, list[Path]]]:
-    port = _free_port() if hosts.method == "paced" else _PORT
+def _events(settings: Settings, hosts: Hosts, *, predicts: bool) -> Iterator[dict[str, Any]]:
     task = Task(
         workload=settings.workload,
         data=settings.data,
@@ -215,45 +170,9 @@ def _workers(settings: Settings, hosts: Hosts) -> Iterator[tuple[list[subprocess
         extra=settings.extra,
         bucket_mb=settings.bucket_mb,
         target_loss=settings.target_loss,
-        meet_at=f"tcp://{hosts.address(0)}:{port}",
+        meet_at=meeting_point(hosts),
         world_size=settings.workers,
         interface=hosts.interface,
+        probe_seconds=settings.probe_seconds if predicts else 0.0,
     )
-    told: queue.Queue[dict[str, Any]] = queue.Queue()
-    processes: list[subprocess.Popen[str]] = []
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-        logs = [Path(folder) / f"worker-{rank}.log" for rank in range(settings.workers)]
-        try:
-            for rank, log in enumerate(logs):
-                with log.open("w") as errors:
-                    text = replace(task, rank=rank).as_text()
-                    process = hosts.start(
-                        rank,
-                        [sys.executable, "-m", "thinwire.bench.worker", text],
-                        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=errors,
-                        text=True,
-                    )
-                processes.append(process)
-                threading.Thread(target=_listen, args=(process.stdout, told), daemon=True).start()
-            hosts.start_clock()
-            yield processes, told, logs
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-            for process in processes:
-                process.wait()
-
-
-def _listen(lines: IO[str], told: queue.Queue[dict[str, Any]]) -> None:
-    for line in lines:
-        told.put(json.loads(line))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    yield from crew_events(hosts, "thinwire.bench.worker", lambda rank: replace(task, rank=rank).as_text())

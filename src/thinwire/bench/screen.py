@@ -59,6 +59,8 @@ class Screen:
             self._line(_network(event))
         elif kind == "warming up":
             self._update(event["contender"], told="compiling")
+        elif kind == "probing":
+            self._update(NO_COMMUNICATION, told=f"measuring the network: {event['what']}")
         elif kind == "target":
             self._line(f"target: held-out loss {event['loss']:.4f}, which ddp reached at its last step")
         elif kind == "failed":
@@ -100,19 +102,31 @@ def _network(event: Mapping[str, Any]) -> str:
 
 # ------------------------------------------------------------------------------------------------------- the table
 
-HEADS = ("recipe", "step ms", "of no comm.", "bytes/step", "loss", "to target", "x DDP/step", "x DDP/target")
+HEADS = (
+    "recipe",
+    "step ms",
+    "predicted",
+    "of no comm.",
+    "bytes/step",
+    "loss",
+    "to target",
+    "x DDP/step",
+    "x DDP/target",
+)
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """A row of the table as text.
 
-    >>> cells({"recipe": "ddp", "step_ms": 1898.04, "fraction_of_no_communication": 0.0822, "bytes_per_step": 19.8e6,
+    >>> cells({"recipe": "ddp", "step_ms": 1898.04, "predicted_ms": 1850.0,
+    ...        "fraction_of_no_communication": 0.0822, "bytes_per_step": 19.8e6,
     ...        "final_loss": 2.2291, "seconds_to_target": 379.6, "speedup_over_ddp": 1.0, "speedup_to_target": 1.0})
-    ('ddp', '1,898.0', '0.08', '19.8 MB', '2.229', '379.6 s', '1.0', '1.0')
+    ('ddp', '1,898.0', '1,850', '0.08', '19.8 MB', '2.229', '379.6 s', '1.0', '1.0')
     """
     return (
         row["recipe"],
         _shown(row["step_ms"], "{:,.1f}"),
+        _shown(row.get("predicted_ms"), "{:,.0f}"),
         _shown(row["fraction_of_no_communication"], "{:.2f}"),
         "-" if row["bytes_per_step"] is None else human_bytes(row["bytes_per_step"]),
         _shown(row["final_loss"], "{:.3f}"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,9 +20,11 @@ import torch
 import torch.distributed as dist
 
 from ..comm import Communicator
+from ..emulate.crew import speaker
 from ..emulate.paced import backend_here
 from ..errors import ThinwireError
 from .contenders import NO_COMMUNICATION, Contender
+from .forecast import measure_here
 from .one_loop import one_loop_backend
 from .trainee import Trainee
 from .workloads import Workload, workload
@@ -47,6 +48,7 @@ class Task:
     meet_at: str
     world_size: int
     interface: str
+    probe_seconds: float = 0.0
     rank: int = field(default=0)
 
     def as_text(self) -> str:
@@ -61,23 +63,38 @@ class Worker:
         self._work: Workload = workload(task.workload, data=task.data)
         self._contenders = [Contender.named(name) for name in (NO_COMMUNICATION, *task.recipes)]
         self._everyone = Communicator()
+        groups = [dist.new_group([rank], timeout=timedelta(minutes=_MINUTES)) for rank in range(task.world_size)]
+        self._alone = groups[self._everyone.rank]
 
     def run(self) -> None:
         self._warm_up()
+        if self.task.probe_seconds:
+            self._measure()
         for seed in self.task.seeds:
             self._run(seed)
 
     def _warm_up(self) -> None:
         """Compile and load what contenders call, without the network; rank 0 first, so that the others find it."""
-        own = [dist.new_group([rank], timeout=timedelta(minutes=_MINUTES)) for rank in range(self.task.world_size)]
         for turn in (self._everyone.rank == 0, self._everyone.rank != 0):
             for number, contender in enumerate(self._contenders) if turn else ():
                 self._tell({"event": "warming up", "contender": contender.name, "number": number})
-                trainee = Trainee(contender, self._work, seed=0, group=own[self._everyone.rank])
+                trainee = Trainee(contender, self._work, seed=0, group=self._alone)
                 with contextlib.suppress(ThinwireError, RuntimeError):  # told when it happens in training
                     trainee.train(2)
                 trainee.close()
             self._meet()
+
+    def _measure(self) -> None:
+        """What predictions are made from."""
+        found = measure_here(
+            self._work,
+            self._everyone,
+            self._alone,
+            bucket_mb=self.task.bucket_mb,
+            seconds=self.task.probe_seconds,
+            tell=lambda what, done, of: self._tell({"event": "probing", "what": what, "done": done, "of": of}),
+        )
+        self._tell({"event": "measured", **found})
 
     def _run(self, seed: int) -> None:
         trainees = {contender.name: self._trainee(contender, seed) for contender in self._contenders}
@@ -158,14 +175,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     task = Task(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
-    events = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not get between the events
-
-    def tell(event: dict[str, Any]) -> None:
-        if task.rank == 0 or event["event"] == "error":
-            events.write(json.dumps(event) + "\n")
-            events.flush()
-
+    tell = speaker(task.rank)
     backend = backend_here()
     try:
         dist.init_process_group(

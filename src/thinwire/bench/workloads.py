@@ -95,7 +95,7 @@ class GptOnSources(Workload):
     name = "gpt"
     about = "a byte-level transformer of 3.2 M parameters on the sources of Python's standard library"
     optimizer_text = "fused AdamW, lr 1e-3, betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1"
-    batch_per_worker = 4
+    batch_per_worker = 2
     context = 64
     clip = 1.0
 

@@ -12,7 +12,8 @@ from .. import kernels
 from ..codecs.base import Codec, Shape
 from ..codecs.sparse import SparseCodec
 from ..comm import Network
-from .base import EXACT_BYTES, Cargo, Delivery, Exchange, delivered, message_bytes, ring_bytes, start_mean
+from .base import Cargo, Delivery, Exchange, delivered, exact_beside, message_bytes, start_mean
+from .script import Op, Script, Send, Wait, Work
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -31,10 +32,23 @@ class AllGather(Exchange):
     def accepts(self, codec: Codec) -> str | None:
         return None
 
-    def sent_bytes(
+    def script(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
-    ) -> int:
-        return (world_size - 1) * message_bytes(codec, numel, shapes) + ring_bytes(EXACT_BYTES * exact, world_size)
+    ) -> Script:
+        ops: list[Op] = exact_beside(exact)
+        end: list[Op] = [Wait("exact")] if exact else []
+        if not numel:
+            return [*ops, *end]
+        rows = len(shapes) if codec.needs_shape else 1
+        kept = codec.capacity(numel) if isinstance(codec, SparseCodec) else numel
+        ops.append(Work("encode", numel, codec, rows))
+        ops.append(Send("all_gather", message_bytes(codec, numel, shapes), "messages"))
+        ops.append(Work("pass", numel))
+        ops.append(Wait("messages"))
+        ops.append(Work("add", world_size * kept, codec, world_size * rows))
+        if not isinstance(codec, SparseCodec):
+            ops.append(Work("pass", 2 * numel))
+        return [*ops, *end]
 
     def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
         exact = start_mean(cargo.exact, network)

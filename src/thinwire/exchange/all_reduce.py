@@ -17,7 +17,8 @@ from ..codecs.quantize import Natural
 from ..codecs.sparsify import RandomK
 from ..comm import Network
 from . import factors, global_scale
-from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Exchange, delivered, ring_bytes
+from .base import FLOATS, Cargo, Delivery, Exchange, delivered, exact_beside
+from .script import Op, Script, Wait, Work, awaited_sum
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -62,16 +63,22 @@ class AllReduce(Exchange):
             return global_scale.refusal(codec, world_size, remembers)
         return None
 
-    def sent_bytes(
+    def script(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
-    ) -> int:
+    ) -> Script:
         if isinstance(codec, GlobalQsgd):
-            return global_scale.sent_bytes(codec, numel, world_size=world_size, exact=exact)
+            return global_scale.script(codec, numel, world_size=world_size, exact=exact)
         if isinstance(codec, LowRank):
-            return factors.sent_bytes(codec, world_size=world_size, exact=exact, shapes=shapes)
-        values, floats = (codec.k(numel), codec.values) if isinstance(codec, RandomK) else (numel, codec)
-        assert isinstance(floats, FLOATS)
-        return floats_bytes(floats, values, exact, world_size)
+            return factors.script(codec, world_size=world_size, exact=exact, shapes=shapes)
+        if isinstance(codec, RandomK):
+            kept, floats = codec.k(numel) if numel else 0, codec.values
+            assert isinstance(floats, FLOATS)
+            before: list[Op] = [Work("pass", numel), Work("encode", numel, codec)]
+            return [*before, *floats_sum(floats, kept, exact, world_size), Work("add", kept, codec)]
+        assert isinstance(codec, FLOATS)
+        passes = 1 if isinstance(codec, Fp32) else 2
+        after: list[Op] = [Work("pass", passes * numel)]  # and whether all is finite
+        return [Work("pass", passes * numel), *floats_sum(codec, numel, exact, world_size), *after]
 
     def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
         if isinstance(codec, GlobalQsgd):
@@ -84,11 +91,12 @@ class AllReduce(Exchange):
         return _dense_mean(codec, cargo, network)
 
 
-def floats_bytes(codec: Fp32 | Fp16 | Bf16, values: int, exact: int, world_size: int) -> int:
-    """What a rank sends for a `FloatSum`."""
-    if isinstance(codec, Fp32):
-        return ring_bytes(4 * (values + exact), world_size)
-    return ring_bytes(codec.dtype.itemsize * values, world_size) + ring_bytes(EXACT_BYTES * exact, world_size)
+def floats_sum(codec: Fp32 | Fp16 | Bf16, values: int, exact: int, world_size: int) -> list[Op]:
+    """The script of a `FloatSum`; its last word is a `Wait`."""
+    if isinstance(codec, Fp32) or not values:
+        return awaited_sum(4 * (values + exact), world_size, "sum")
+    summed = awaited_sum(codec.dtype.itemsize * values, world_size, "sum")
+    return [*exact_beside(exact), *summed, Wait("exact")] if exact else summed
 
 
 class FloatSum:

@@ -15,6 +15,7 @@ from ..codecs.cast import Bf16, Fp16, Fp32
 from ..comm import Network
 from ..draw import Draw
 from ..stage import Stage
+from .script import Op, Script, Send, sent_by
 
 FLOATS = (Fp32, Fp16, Bf16)  # what networks can add
 EXACT_BYTES = 4  # of an element that is not compressed
@@ -132,10 +133,21 @@ class Exchange(Stage, ABC):
         """The mean over all ranks. Every rank calls it with a cargo of the same sizes."""
 
     @abstractmethod
+    def script(
+        self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
+    ) -> Script:
+        """What `mean` does on one rank, with its sizes: `numel` elements compressed, `exact` ones as they are."""
+
     def sent_bytes(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
     ) -> int:
-        """What one rank sends, exactly and before running: `numel` elements compressed, `exact` ones as they are."""
+        """What one rank sends, before running; a selector that finds fewer than fit makes it less."""
+        return sent_by(self.script(codec, numel, world_size=world_size, exact=exact, shapes=shapes), world_size)
+
+
+def exact_beside(exact: int) -> list[Op]:
+    """The script of `start_mean`; its end is a `Wait("exact")`."""
+    return [Send("all_reduce", EXACT_BYTES * exact, "exact")] if exact else []
 
 
 def ring_bytes(size: int, world_size: int) -> int:

@@ -18,23 +18,31 @@ from ..codecs.cast import Bf16, Fp16, Fp32
 from ..codecs.low_rank import LowRank, sides
 from ..comm import Network
 from ..draw import Draw
-from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Part, delivered, ring_bytes
+from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Part, delivered
+from .script import Op, Script, Send, Wait, Work, awaited_sum
 
 
-def sent_bytes(codec: LowRank, *, world_size: int, exact: int, shapes: Sequence[Shape]) -> int:
-    """What one rank sends."""
+def script(codec: LowRank, *, world_size: int, exact: int, shapes: Sequence[Shape]) -> Script:
+    """See `Exchange.script`."""
     itemsize = _factor_codec(codec).dtype.itemsize
     factored = [sides(shape) for shape in shapes if codec.pays(shape)]
     whole = sum(math.prod(shape) for shape in shapes if not codec.pays(shape))
-    left = codec.rank * sum(rows for rows, _ in factored)
-    right = codec.rank * sum(columns for _, columns in factored)
-    exact_bytes = EXACT_BYTES * (whole + exact)
-    if itemsize == EXACT_BYTES:
-        first = ring_bytes(itemsize * left + exact_bytes, world_size)
-    else:
-        first = ring_bytes(itemsize * left, world_size) + ring_bytes(exact_bytes, world_size)
-    repeated = (codec.iterations - 1) * ring_bytes(itemsize * left, world_size)
-    return first + repeated + codec.iterations * ring_bytes(itemsize * right, world_size)
+    elements, count = sum(rows * columns for rows, columns in factored), max(1, len(factored))
+    left, right = (itemsize * codec.rank * sum(pair[side] for pair in factored) for side in (0, 1))
+    ops: list[Op] = [Work("pass", 2 * (elements + whole))]
+    for iteration in range(codec.iterations):
+        plain = EXACT_BYTES * (whole + exact) if iteration == 0 else 0
+        ops.append(Work("left", elements, codec, count))
+        if itemsize == EXACT_BYTES:
+            ops += awaited_sum(left + plain, world_size, f"left{iteration}")
+        else:
+            ops += [Send("all_reduce", plain, "plain")] if plain else []
+            ops += awaited_sum(left, world_size, f"left{iteration}")
+            ops += [Wait("plain")] if plain else []
+        ops.append(Work("right", elements, codec, count))
+        ops += awaited_sum(right, world_size, f"right{iteration}")
+    ops.append(Work("put", elements, codec, count))
+    return [*ops, Work("pass", 2 * (elements + whole))]
 
 
 @dataclasses.dataclass
@@ -93,7 +101,9 @@ def _averaged(codec: LowRank, shares: list[Tensor], plain: Tensor, network: Netw
     factor_codec = _factor_codec(codec)
     flat = torch.cat([share.reshape(-1) for share in shares]) if shares else plain.new_empty(0)
     if isinstance(factor_codec, Fp32):
-        both = network.all_reduce(torch.cat((flat, plain)))
+        both = torch.cat((flat, plain))
+        if both.numel():
+            network.all_reduce(both)
         total = both[: flat.numel()]
         plain.copy_(both[flat.numel() :])
     else:

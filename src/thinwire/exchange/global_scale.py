@@ -15,7 +15,8 @@ from .. import kernels, theory
 from ..codecs.global_qsgd import GlobalQsgd
 from ..comm import Network
 from ..errors import OptionError
-from .base import EXACT_BYTES, Cargo, Delivery, delivered, ring_bytes, start_mean
+from .base import EXACT_BYTES, Cargo, Delivery, delivered, exact_beside, start_mean
+from .script import Op, Script, Send, Wait, Work, awaited_sum
 
 _NORM_BYTES = 4
 _TYPICAL = 1 << 20  # elements that share a scale if all of a bucket do
@@ -42,16 +43,26 @@ def refusal(codec: GlobalQsgd, world_size: int, remembers: bool) -> str | None:
     )
 
 
-def sent_bytes(codec: GlobalQsgd, numel: int, *, world_size: int, exact: int) -> int:
-    """What one rank sends."""
+def script(codec: GlobalQsgd, numel: int, *, world_size: int, exact: int) -> Script:
+    """See `Exchange.script`."""
     norms = _NORM_BYTES * kernels.blocks_of(numel, codec.block) if numel else 0
+    ops: list[Op] = [Work("pass", numel)] if numel else []
     if codec.combination == "sum":
-        agreed = ring_bytes(norms + EXACT_BYTES * exact, world_size)
+        ops += awaited_sum(norms + EXACT_BYTES * exact, world_size, "norms")
     else:
-        agreed = ring_bytes(norms, world_size) + ring_bytes(EXACT_BYTES * exact, world_size)
+        ops += exact_beside(exact) + awaited_sum(norms, world_size, "norms")
+        ops += [Wait("exact")] if exact else []
+    if not numel:
+        return ops
+    ops.append(Work("encode", numel, codec))
     if codec.addition == "sum":
-        return agreed + ring_bytes(numel, world_size)
-    return agreed + 2 * (world_size - 1) * _piece(numel, world_size)
+        ops += awaited_sum(numel, world_size, "codes")
+    elif world_size > 1:
+        piece = _piece(numel, world_size)
+        ops += [Work("pass", numel), Send("all_to_all", world_size * piece, "codes"), Wait("codes")]
+        ops += [Work("add", (world_size - 1) * piece, codec, world_size - 1)]
+        ops += [Send("all_gather", piece, "sums"), Wait("sums"), Work("pass", numel)]
+    return [*ops, Work("put", numel, codec)]
 
 
 def mean(codec: GlobalQsgd, cargo: Cargo, network: Network) -> Delivery:

@@ -10,6 +10,7 @@ from ..comm import Network
 from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .base import Cargo, Delivery, Exchange
+from .script import Script
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -31,10 +32,10 @@ class Local(Exchange):
     def _like(self, codec: Codec) -> Exchange:
         return AllGather() if AllReduce().accepts(codec) else AllReduce()
 
-    def sent_bytes(
+    def script(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
-    ) -> int:
-        return self._like(codec).sent_bytes(codec, numel, world_size=world_size, exact=exact, shapes=shapes)
+    ) -> Script:
+        return self._like(codec).script(codec, numel, world_size=world_size, exact=exact, shapes=shapes)
 
     def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
         return self._like(codec).mean(codec, cargo, network)

@@ -16,8 +16,9 @@ from ..codecs.cast import Bf16, Fp16
 from ..codecs.sparse import Sparsifier
 from ..codecs.sparsify import RandomK
 from ..comm import Network
-from .all_reduce import FloatSum, floats_bytes
-from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Exchange, delivered, ring_bytes, start_mean
+from .all_reduce import FloatSum, floats_sum
+from .base import FLOATS, Cargo, Delivery, Exchange, delivered, exact_beside, start_mean
+from .script import Op, Script, Send, Wait, Work
 
 _NORM_BYTES = 4
 
@@ -61,18 +62,23 @@ class SharedTopK(Exchange):
             )
         return None
 
-    def sent_bytes(
+    def script(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
-    ) -> int:
-        """With as many values as fit; a leader that finds fewer makes it less."""
+    ) -> Script:
+        """Of the rank that leads: the others wait for what it selects."""
         assert isinstance(codec, Sparsifier)
         values = codec.values
         assert isinstance(values, FLOATS)
-        if numel == 0:
-            return ring_bytes(EXACT_BYTES * exact, world_size)
-        norms = _NORM_BYTES * (world_size - 1) if self.leader == "norm" else 0
-        positions = codec.positions_bytes(numel) * (world_size - 1) // world_size
-        return norms + positions + floats_bytes(values, codec.capacity(numel), exact + 1, world_size)
+        if not numel:
+            return [*exact_beside(exact), Wait("exact")] if exact else []
+        kept = codec.capacity(numel)
+        ops: list[Op] = [Work("pass", numel)]
+        if self.leader == "norm":
+            ops += [Work("pass", numel), Send("all_gather", _NORM_BYTES, "norms"), Wait("norms")]
+        ops += [Work("select", numel, codec), Send("broadcast", codec.positions_bytes(numel), "positions")]
+        ops += [Wait("positions"), Work("add", 2 * kept, codec)]
+        *begin, end = floats_sum(values, kept, exact + 1, world_size)
+        return [*ops, *begin, Work("pass", numel), end, Work("add", kept, codec)]
 
     # ------------------------------------------------------------------------------------------------- running
 

@@ -15,6 +15,7 @@ from ..codecs.low_rank import LowRank
 from ..comm import Network, Pending
 from ..errors import OptionError
 from .base import EXACT_BYTES, Cargo, Delivery, Exchange, delivered, sum_rows
+from .script import Op, Script, Send, Wait, Work
 
 _GRAIN = 1024  # pieces are multiples of this many elements, which all blocks and rotations divide
 _MOST_WAVES = 3
@@ -77,12 +78,29 @@ class TwoShot(Exchange):
         except OptionError as refusal:
             raise OptionError(f"two_shot cannot send {self.back} bits back, {refusal}") from None
 
-    def sent_bytes(
+    def script(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
-    ) -> int:
-        waves = _waves(numel, world_size, exact)
-        rows = [wave.row_bytes(c) for c in (codec, self.codec_back(codec)) for wave in waves]
-        return (world_size - 1) * sum(rows)
+    ) -> Script:
+        """Of the first rank, whose piece is the longest."""
+        back, waves = self.codec_back(codec), _waves(numel, world_size, exact)
+        first, middle, last = list[Op](), list[Op](), list[Op]()
+        for wave in waves:
+            own = wave.places[0].stop - wave.places[0].start
+            others = sum(place.stop - place.start for place in wave.places) - own
+            there, returned = f"there{wave.suffix}", f"back{wave.suffix}"
+            if others:
+                first.append(Work("encode", others, codec, world_size - 1))
+            first.append(Send("all_to_all", world_size * wave.row_bytes(codec), there))
+            middle.append(Wait(there))
+            if own:
+                middle.append(Work("add", (world_size - 1) * own, codec, world_size - 1))
+                middle.append(Work("pass", own))
+                middle.append(Work("encode", own, back))
+            middle.append(Send("all_gather", wave.row_bytes(back), returned))
+            last.append(Wait(returned))
+            if own:
+                last.append(Work("put", own + others, back, world_size))
+        return [*first, *middle, *last, Work("pass", numel)]
 
     # ------------------------------------------------------------------------------------------------- running
 

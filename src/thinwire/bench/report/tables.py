@@ -23,6 +23,7 @@ class Column:
 
 COLUMNS = (
     Column("step_ms", "step", "ms", figures.milliseconds),
+    Column("predicted_ms", "predicted", "ms", figures.milliseconds),
     Column("fraction_of_no_communication", "speed", "of no communication", figures.fraction, more_is_better=True),
     Column("bytes_per_step", "sent", "per step", figures.size),
     Column("final_loss", "loss", "at the end", figures.loss),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..exchange.base import Part
+from .base import Part
 
 TINY = 1024  # elements below which a tensor is not worth compressing
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)

@@ -1,0 +1,226 @@
+"""`thinwire probe`: times every collective over sizes, on ranks that are there or on hosts that are emulated.
+
+Measured as training uses them: after a pause, in which TCP may forget how fast the line was, one message at a time.
+What is left of the time is spent where it matters: larger sizes only while they fit, more repetitions of small ones.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ..comm import SMALL_SUM, Communicator, joined
+from ..emulate.crew import crew_events, meeting_point, speaker
+from ..emulate.hosts import Method, emulated_hosts
+from ..emulate.paced import backend_here
+from ..errors import OptionError
+from ..exchange.script import Collective
+from .fit import fit_line
+from .network import COLLECTIVES, Fit, NetworkModel, hops
+from .textbook import Line
+
+SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+_PAUSE = 0.03  # between two messages, as computing makes it
+_REPETITIONS = 5
+_WORTH = 0.4  # seconds to spend on one size of one collective, or on one message if that takes longer
+_PAIR_SIZES = (1 << 10, 256 << 10, 2 << 20)
+
+Points = dict[Collective, list[tuple[float, float]]]
+Tell = Callable[[str, int, int], None]  # what, done, of how many
+
+
+def measure(
+    comm: Communicator,
+    *,
+    seconds: float = 45.0,
+    largest: int = SIZES[-1],
+    pairs: bool = False,
+    device: torch.device | None = None,
+    tell: Tell = lambda what, done, of: None,
+) -> NetworkModel:
+    """The network between the ranks of `comm`; all ranks call it and get the same. Takes about `seconds` at most."""
+    if comm.world_size < 2:
+        raise OptionError("a network has at least two ends: probe with 2 ranks or more")
+    device = torch.device("cpu") if device is None else device
+    points: Points = {collective: [] for collective in COLLECTIVES}
+    sizes = [size for size in SIZES if size <= largest]
+    begin, total = time.perf_counter(), len(sizes) * len(COLLECTIVES)
+    for number, size in enumerate(sizes):
+        for place, collective in enumerate(COLLECTIVES):
+            tell(f"{collective} {_written(size)}", number * len(COLLECTIVES) + place, total)
+            if collective == "small_sum" and size > SMALL_SUM:
+                continue
+            given = size if collective != "all_gather" else max(4, size // comm.world_size)
+            rounds = _rounds(comm, points[collective], given, left=seconds - (time.perf_counter() - begin))
+            if rounds:
+                points[collective].append((float(given), _timed(comm, collective, given, rounds, device)))
+    fits = {collective: Fit.through(collective, found) for collective, found in points.items() if len(found) >= 2}
+    between = _pairs(comm, device) if pairs else {}
+    tell("done", total, total)
+    return NetworkModel("measured", _line_of(fits, comm.world_size), comm.world_size, fits, pairs=between)
+
+
+def _written(size: int) -> str:
+    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} kB"
+
+
+def _rounds(comm: Communicator, found: list[tuple[float, float]], size: int, *, left: float) -> int:
+    """How often to measure a size: decided by rank 0, from what the sizes before it took. 0 if there is no time."""
+    rounds = _REPETITIONS
+    if len(found) >= 2:
+        latency, byte_seconds = fit_line(found[-2:])
+        expected = latency + 1.1 * byte_seconds * size
+        rounds = min(_REPETITIONS, max(1, round(_WORTH / expected))) if expected < left else 0
+    return int(comm.broadcast(torch.tensor([rounds]), source=0))
+
+
+def _timed(comm: Communicator, collective: Collective, size: int, rounds: int, device: torch.device) -> float:
+    """Seconds, mean over the ranks, median over the rounds."""
+    run = _operation(comm, collective, size, device)
+    taken = []
+    for attempt in range(rounds + (size < 1 << 20)):  # the first of the small ones opens connections
+        time.sleep(_PAUSE)
+        comm.all_reduce(torch.zeros(1))
+        begin = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if attempt or size >= 1 << 20:
+            taken.append(time.perf_counter() - begin)
+    mine = torch.tensor(taken, dtype=torch.float64)
+    means: list[float] = (comm.all_reduce(mine) / comm.world_size).tolist()
+    return statistics.median(means)
+
+
+def _operation(comm: Communicator, collective: Collective, size: int, device: torch.device) -> Callable[[], object]:
+    n = comm.world_size
+    tensor = torch.zeros(max(1, size // 4), device=device)
+    if collective == "all_reduce":
+        return lambda: comm.start_all_reduce(tensor).wait()
+    if collective == "small_sum":
+        return lambda: comm.all_reduce(tensor)
+    if collective == "all_gather":
+        out = tensor.new_empty(n, tensor.numel())
+        return lambda: comm.all_gather(tensor, out=out)
+    if collective == "all_to_all":
+        rows = torch.zeros(n, max(1, size // 4 // n), device=device)
+        out = torch.empty_like(rows)
+        return lambda: comm.all_to_all(rows, out=out)
+    if collective == "broadcast":
+        return lambda: comm.broadcast(tensor, source=0)
+    came = torch.empty_like(tensor)
+    return lambda: comm.swap({(comm.rank + 1) % n: tensor}, {(comm.rank - 1) % n: came})
+
+
+def _pairs(comm: Communicator, device: torch.device) -> dict[str, Line]:
+    """Every two ranks alone, while the others wait."""
+    found = {}
+    for one in range(comm.world_size):
+        for other in range(one + 1, comm.world_size):
+            points = [(float(size), _between(comm, one, other, size, device)) for size in _PAIR_SIZES]
+            latency, byte_seconds = fit_line(points)
+            found[f"{one}-{other}"] = Line(latency, max(byte_seconds, 1e-15))
+    return found
+
+
+def _between(comm: Communicator, one: int, other: int, size: int, device: torch.device) -> float:
+    tensor, came = torch.zeros(size // 4, device=device), torch.empty(size // 4, device=device)
+    taken = []
+    for _ in range(3):
+        comm.all_reduce(torch.zeros(1))
+        begin = time.perf_counter()
+        if comm.rank in (one, other):
+            peer = other if comm.rank == one else one
+            comm.swap({peer: tensor}, {peer: came})
+        taken.append(time.perf_counter() - begin if comm.rank == one else 0.0)
+    told: list[float] = comm.all_reduce(torch.tensor(taken, dtype=torch.float64)).tolist()
+    return statistics.median(told)
+
+
+def _line_of(fits: dict[Collective, Fit], ranks: int) -> Line:
+    """One line for the whole: latency from the smallest messages, rate from the largest, of what needs no algorithm."""
+    fit = fits.get("swap") or next(iter(fits.values()))
+    trips, times = hops(fit.collective, fit.points[-1][0], ranks)
+    small, large = fit.regimes[0], fit.regimes[-1]
+    return Line(small.latency / trips, max(large.byte_seconds / times, 1e-15))
+
+
+# --------------------------------------------------------------------------------------------- on emulated hosts
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every process is told."""
+
+    meet_at: str
+    world_size: int
+    seconds: float
+    largest: int
+    pairs: bool
+    rank: int = 0
+
+    def as_text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def probe_emulated(
+    network: str,
+    *,
+    workers: int,
+    method: Method | None = None,
+    seconds: float = 45.0,
+    largest: int = SIZES[-1],
+    pairs: bool = False,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> NetworkModel:
+    """A network that this machine emulates, measured by as many processes."""
+    if workers < 2:
+        raise OptionError(f"a network has at least two ends: probe with 2 workers or more, not {workers}")
+    with emulated_hosts(workers, network=network, method=method) as hosts:
+        task = Task(meeting_point(hosts), workers, seconds, largest, pairs)
+        events = crew_events(hosts, __name__, lambda rank: replace(task, rank=rank).as_text(), after="nothing is kept")
+        told = _watched(events, on_event)
+        about = f"emulated {network} ({hosts.method}), {workers} workers"
+    return replace(NetworkModel.from_dict(told), name=network, about=about)
+
+
+def _watched(events: Iterator[dict[str, Any]], on_event: Callable[[dict[str, Any]], None]) -> Any:
+    told = None
+    for event in events:
+        if event["event"] == "network":
+            told = event["network"]
+        on_event(event)
+    return told
+
+
+def main() -> None:
+    """One process of `probe_emulated`."""
+    warnings.simplefilter("ignore")
+    task = Task(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    tell = speaker(task.rank)
+    try:
+        with joined(backend_here(), meet_at=task.meet_at, rank=task.rank, world_size=task.world_size) as comm:
+            found = measure(
+                comm,
+                seconds=task.seconds,
+                largest=task.largest,
+                pairs=task.pairs,
+                tell=lambda what, done, of: tell({"event": "probing", "what": what, "done": done, "of": of}),
+            )
+            tell({"event": "network", "network": found.as_dict()})
+    except Exception as failure:
+        tell({"event": "error", "rank": task.rank, "problem": " ".join(str(failure).split())})
+        raise SystemExit(1) from failure
+
+
+if __name__ == "__main__":
+    main()
