@@ -410,6 +410,20 @@ def test_sparse_losses_are_those_of_the_file() -> None:
     assert told == [[f"{row['held_out']:.3f}", f"{row['over_dense']:.3f}"] for row in measured]
 
 
+def test_quantized_losses_are_those_of_the_file_and_four_bits_cost_less_than_one_percent() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "losses_quantized.json").read_text())["rows"]
+    told = rows(section(ROOT / "docs" / "recipes.md", "Few bits under Adam"))
+    assert [[cells[0].strip("`"), cells[1], cells[3]] for cells in told] == [
+        [row["recipe"], f"{row['held_out']:.3f}", f"{row['over_dense']:.4f}"] for row in measured
+    ]
+    of_four_bits = {"global-qsgd-8", "global-qsgd-exp", "qsgd-4", "two-shot-8", "two-shot-4"}
+    assert of_four_bits <= {row["recipe"] for row in measured}
+    for row in measured:
+        assert len(row["held_out_of_seeds"]) == 3
+        if row["recipe"] in of_four_bits:
+            assert row["over_dense"] < 1.01
+
+
 def test_the_script_writes_a_table_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = module_at(ROOT / "benchmarks" / "table.py")
     page, results = tmp_path / "kernels.md", tmp_path / "kernels.json"

@@ -105,15 +105,14 @@ def _probed_by_torchrun(*, seconds: float, pairs: bool) -> NetworkModel | None:
 
 
 class _Progress:
-    """A bar on a terminal's standard error; nothing elsewhere."""
+    """A bar on standard error, from the first news on: what is refused at once shows none."""
 
     def __init__(self, label: str, *, shown: bool = True) -> None:
-        self._bar = typer.progressbar(length=1000, label=label, file=sys.stderr) if shown else None
+        self._label, self._shown = label, shown
+        self._bar: Any = None
         self._done = 0
 
     def __enter__(self) -> Callable[[dict[str, Any]], None]:
-        if self._bar is not None:
-            self._bar.__enter__()
         return self._show
 
     def __exit__(self, *what: Any) -> None:
@@ -121,6 +120,8 @@ class _Progress:
             self._bar.__exit__(*what)
 
     def _show(self, event: dict[str, Any]) -> None:
+        if self._shown and self._bar is None:
+            self._bar = typer.progressbar(length=1000, label=self._label, file=sys.stderr).__enter__()
         if self._bar is not None:
             now = 1000 * event["done"] // max(1, event["of"])
             self._bar.update(now - self._done)
@@ -186,6 +187,7 @@ def plan(
     Nothing is sent: a step is computed from the network, the buckets of the model and the speed of compressing. A plan
     of given numbers takes less than a second; what is not known is measured first.
     """
+    from .bench.contenders import Contender
     from .bench.runner import split_recipes
     from .plan.heat import networks_between, numbers_between
 
@@ -194,6 +196,8 @@ def plan(
             check_writable(target, option=option)
     counts = numbers_between(workers)
     chosen = None if recipes is None else split_recipes(recipes)
+    for name in chosen or ():
+        Contender.named(name)  # which says what is wrong with it
     if verify:
         _verify(emulate, counts, workload or "gpt", chosen, steps=steps, method=method, json_file=json_file)
         return

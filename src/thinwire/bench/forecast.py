@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ..codecs.base import Codec
 from ..comm import Communicator
 from ..errors import ThinwireError
 from ..plan.cost import predict
-from ..plan.devices import Device, this_machine
+from ..plan.devices import Device, measure_device, this_machine
 from ..plan.network import NetworkModel
-from ..plan.probe import Tell, measure
+from ..plan.probe import FEW_SIZES, Tell, measure
 from ..plan.workload import Profile, Stopwatch, measured_profile
 from ..recipe import parse
 from .workloads import Workload, workload
 
-_WARM, _ALONE, _TOGETHER = 3, 10, 6  # steps
+_WARM, _STEPS = 3, 10
 
 
 def known_to_plans(name: str) -> bool:
@@ -35,14 +36,18 @@ def known_to_plans(name: str) -> bool:
 
 def device_for(recipes: Sequence[str]) -> Device:
     """The speeds of this machine for the codecs of these recipes; measured now if they are not known yet."""
-    codecs = []
+    return this_machine(codecs_of(recipes))
+
+
+def codecs_of(recipes: Sequence[str]) -> list[Codec]:
+    codecs: list[Codec] = []
     for name in recipes:
         if not name.startswith(("ddp", "torch-")):
             recipe = parse(name)
             codecs.append(recipe.codec)
             back = getattr(recipe.exchange, "codec_back", None)
             codecs += [back(recipe.codec)] if back is not None else []
-    return this_machine(codecs)
+    return codecs
 
 
 def workload_profile(name: str, *, bucket_mb: float) -> Profile:
@@ -54,64 +59,74 @@ def workload_profile(name: str, *, bucket_mb: float) -> Profile:
 
 
 def measure_here(
-    work: Workload, everyone: Communicator, alone: Any, *, bucket_mb: float, seconds: float, tell: Tell
+    work: Workload,
+    recipes: Sequence[str],
+    everyone: Communicator,
+    alone: Any,
+    *,
+    bucket_mb: float,
+    seconds: float,
+    tell: Tell,
 ) -> dict[str, Any]:
-    """On every worker at once: the network, and the workload without it. The same on all ranks."""
-    network = measure(everyone, seconds=seconds, largest=16 << 20, tell=tell) if everyone.world_size > 1 else None
-    profile = _profile(work, everyone, alone, bucket_mb=bucket_mb)
-    return {"network": None if network is None else network.as_dict(), "profile": profile.as_dict()}
-
-
-def _profile(work: Workload, everyone: Communicator, alone: Any, *, bucket_mb: float) -> Profile:
-    rank, ranks = everyone.rank, everyone.world_size
-    model = DistributedDataParallel(work.model(seed=0), process_group=alone, bucket_cap_mb=bucket_mb, init_sync=False)
-    watch, optimizer, number = Stopwatch(model), work.optimizer(model), 0
-
-    def step() -> None:
-        nonlocal number
-        inputs, targets = work.batch(number, seed=0, rank=rank, world_size=ranks)
-        optimizer.zero_grad()
-        model(inputs, targets).backward()
-        if work.clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), work.clip)
-        optimizer.step()
-        number += 1
-
+    """On every worker at once: the network, the workload without it, and what compressing takes beside the others."""
+    rehearsal = _Rehearsal(work, everyone, alone, bucket_mb=bucket_mb)
+    rehearsal.run(_WARM + _STEPS)
+    network = measure(everyone, seconds=seconds, sizes=FEW_SIZES, tell=tell) if everyone.world_size > 1 else None
+    rehearsal.run(_STEPS)  # once more: a machine that others use is not always as fast
+    profile = rehearsal.profile()
+    tell("codecs", 1, 1)
     everyone.all_reduce(torch.zeros(1))
-    for _ in range(_WARM + _ALONE):
-        watch.step(step)
-    everyone.all_reduce(torch.zeros(1))
-    meeting = _seconds(_meet(everyone), 5)
-    together = _seconds(_meet(everyone, step), _TOGETHER)
-    mine = watch.profile(work.name, processors=len(os.sched_getaffinity(0)) / ranks, warm=_WARM)
-    numbers = [mine.forward, mine.backward, mine.rest, together - meeting, *(bucket.ready for bucket in mine.buckets)]
-    means = (everyone.all_reduce(torch.tensor(numbers, dtype=torch.float64)) / ranks).tolist()
-    forward, backward, rest, synchronous, *ready = means
-    buckets = tuple(replace(bucket, ready=at) for bucket, at in zip(mine.buckets, ready, strict=True))
-    waits = max(0.0, synchronous - forward - backward - rest)
-    return replace(mine, forward=forward, backward=backward, rest=rest, buckets=buckets, meeting=waits)
+    device = measure_device(codecs_of(recipes))
+    told = None if network is None else network.as_dict()
+    return {"network": told, "profile": profile.as_dict(), "device": device.as_dict()}
 
 
-def _meet(everyone: Communicator, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    def run() -> None:
-        before()
-        everyone.all_reduce(torch.zeros(1))
+class _Rehearsal:
+    """Steps that send nothing, on all workers at once, each begun together."""
 
-    return run
+    def __init__(self, work: Workload, everyone: Communicator, alone: Any, *, bucket_mb: float) -> None:
+        self._work, self._everyone = work, everyone
+        self._model = DistributedDataParallel(
+            work.model(seed=0), process_group=alone, bucket_cap_mb=bucket_mb, init_sync=False
+        )
+        self._watch, self._optimizer = Stopwatch(self._model), work.optimizer(self._model)
+        self._number = 0
+        self._slowest: list[float] = []
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self._everyone.all_reduce(torch.zeros(1))
+            begin = time.perf_counter()
+            self._watch.step(self._step)
+            taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+            self._slowest.append(float(self._everyone.all_reduce(taken, op="max")))
+
+    def _step(self) -> None:
+        rank, ranks = self._everyone.rank, self._everyone.world_size
+        inputs, targets = self._work.batch(self._number, seed=0, rank=rank, world_size=ranks)
+        self._optimizer.zero_grad()
+        self._model(inputs, targets).backward()
+        if self._work.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._work.clip)
+        self._optimizer.step()
+        self._number += 1
+
+    def profile(self) -> Profile:
+        """The mean over the workers, and what the slowest of them adds to it."""
+        ranks = self._everyone.world_size
+        mine = self._watch.profile(self._work.name, processors=len(os.sched_getaffinity(0)) / ranks, warm=_WARM)
+        numbers = [mine.forward, mine.backward, mine.rest, *(bucket.ready for bucket in mine.buckets)]
+        sums = self._everyone.all_reduce(torch.tensor(numbers, dtype=torch.float64))
+        forward, backward, rest, *ready = (sums / ranks).tolist()
+        buckets = tuple(replace(bucket, ready=at) for bucket, at in zip(mine.buckets, ready, strict=True))
+        slowest = self._slowest[_WARM:]
+        waits = max(0.0, sum(slowest) / len(slowest) - forward - backward - rest)
+        return replace(mine, forward=forward, backward=backward, rest=rest, buckets=buckets, meeting=waits)
 
 
-def _seconds(run: Callable[[], None], times: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(times):
-        run()
-    return (time.perf_counter() - begin) / times
-
-
-def predictions(
-    measured: dict[str, Any], recipes: Sequence[str], device: Device, *, workers: int
-) -> dict[str, float | None]:
+def predictions(measured: dict[str, Any], recipes: Sequence[str], *, workers: int) -> dict[str, float | None]:
     """Milliseconds a step, by recipe; None where nothing can be said."""
-    profile = Profile.from_dict(measured["profile"])
+    profile, device = Profile.from_dict(measured["profile"]), Device.from_dict(measured["device"])
     told = measured["network"]
     network = NetworkModel.named("unshaped") if told is None else NetworkModel.from_dict(told)
     found: dict[str, float | None] = {}

@@ -15,7 +15,7 @@ from ..emulate.hosts import METHODS, Hosts, Method, emulated_hosts
 from ..emulate.spec import parse_network
 from ..errors import OptionError, ThinwireError
 from .contenders import Contender
-from .forecast import device_for, predictions
+from .forecast import predictions
 from .machine import describe_machine
 from .results import SCHEMA, Results
 from .worker import Task
@@ -125,7 +125,6 @@ def compare(
         "machine": describe_machine(),
     }
     predicts = settings.probe_seconds > 0 and len(parse_network(settings.network).phases) == 1
-    device = device_for(settings.recipes) if predicts else None
     try:
         with emulated_hosts(
             settings.workers, network=settings.network, method=cast(Method | None, settings.method)
@@ -138,11 +137,9 @@ def compare(
             }
             on_event({"event": "network", **head["network"]})
             for event in _events(settings, hosts, predicts=predicts):
-                if event["event"] == "measured" and device is not None:
-                    head["forecast"] = {key: event[key] for key in ("network", "profile")} | {
-                        "device": device.as_dict()
-                    }
-                    results.predicted = predictions(event, settings.recipes, device, workers=settings.workers)
+                if event["event"] == "measured":
+                    head["forecast"] = {key: event[key] for key in ("network", "profile", "device")}
+                    results.predicted = predictions(event, settings.recipes, workers=settings.workers)
                     event = {"event": "predicted", "ms": results.predicted}
                 results.take(event)
                 on_event(event)

@@ -88,6 +88,7 @@ class Worker:
         """What predictions are made from."""
         found = measure_here(
             self._work,
+            self.task.recipes,
             self._everyone,
             self._alone,
             bucket_mb=self.task.bucket_mb,

@@ -19,12 +19,16 @@ Stage = Literal["pass", "encode", "add", "put", "select", "left", "right"]
 
 @dataclass(frozen=True)
 class Work:
-    """A loop over so many elements. `codec` says whose; a `pass` reads and writes every element once."""
+    """A loop over so many elements. `codec` says whose; a `pass` reads and writes every element once.
+
+    `leads`: one rank does it while the others wait.
+    """
 
     stage: Stage
     elements: int
     codec: Codec | None = None
     messages: int = 1
+    leads: bool = False
 
 
 @dataclass(frozen=True)

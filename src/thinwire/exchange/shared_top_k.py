@@ -75,7 +75,7 @@ class SharedTopK(Exchange):
         ops: list[Op] = [Work("pass", numel)]
         if self.leader == "norm":
             ops += [Work("pass", numel), Send("all_gather", _NORM_BYTES, "norms"), Wait("norms")]
-        ops += [Work("select", numel, codec), Send("broadcast", codec.positions_bytes(numel), "positions")]
+        ops += [Work("select", numel, codec, leads=True), Send("broadcast", codec.positions_bytes(numel), "positions")]
         ops += [Wait("positions"), Work("add", 2 * kept, codec)]
         *begin, end = floats_sum(values, kept, exact + 1, world_size)
         return [*ops, *begin, Work("pass", numel), end, Work("add", kept, codec)]

@@ -148,7 +148,7 @@ def simulate(
     now, made, line_free = 0.0, 0.0, 0.0  # made: seconds of backward, as if nothing ran beside it
     while True:
         for thread in threads.values():
-            line_free = _advance(thread, now, made, line_free, costs, device)
+            line_free = _advance(thread, now, made, line_free, costs, device, alone)
         goes_on = made < backward - 1e-12
         busy = goes_on + sum(thread.computes for thread in threads.values())
         if not goes_on and not any(thread.jobs for thread in threads.values()):
@@ -172,7 +172,7 @@ def simulate(
 
 
 def _advance(
-    thread: _Thread, now: float, made: float, line_free: float, costs: dict[Send, Cost], device: Device
+    thread: _Thread, now: float, made: float, line_free: float, costs: dict[Send, Cost], device: Device, alone: float
 ) -> float:
     """Everything that takes no time: start messages, take up work, notice arrivals. Returns when the line is free."""
     while thread.jobs and not thread.computes and thread.waits_until <= now + 1e-12:
@@ -185,7 +185,8 @@ def _advance(
             continue
         thread.place += 1
         if isinstance(op, Work):
-            thread.left = device.seconds(op)
+            # Who leads has the processors of those who wait, as far as a thread can use them.
+            thread.left = device.seconds(op) * (alone if op.leads else 1.0)
         elif isinstance(op, Send):
             begin = max(now, line_free)
             line_free = begin + costs[op].transfer

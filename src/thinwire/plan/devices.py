@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,9 +28,8 @@ from ..exchange.script import Stage, Work
 
 SCHEMA = 1
 _KIND = "device"
-_LARGE, _SMALL = 1 << 20, 1 << 12
-_SHAPE = (512, 2048)  # of the matrix that low_rank is timed with
-_ROUNDS = 5
+_LARGE, _SMALL = 1 << 22, 1 << 12  # more than a cache holds, as gradients are; and next to nothing
+_ROUNDS = 3
 _HOOK = 1.0e-3  # of a bucket, measured as what is left of a step of training when all else is explained
 
 _Stages = dict[str, tuple[Callable[[], object], int]]  # what to time, and how many elements it counts as in scripts
@@ -143,16 +143,16 @@ def measure_device(codecs: Iterable[Codec], *, known: Device | None = None) -> D
 
 
 def _sweep() -> Speed:
-    x = torch.randn(_LARGE)
+    x = torch.zeros(_LARGE)
     out = torch.empty_like(x)
-    return Speed(5e-6, _best(lambda: out.copy_(x)) / _LARGE)
+    return Speed(5e-6, _typical(lambda: out.copy_(x)) / _LARGE)
 
 
 def _speeds_of(codec: Codec) -> dict[str, Speed]:
     large, small = _stages(codec, _LARGE), _stages(codec, _SMALL)
     found = {}
     for stage, (run, elements) in large.items():
-        slow, quick = _best(run), _best(small[stage][0])
+        slow, quick = _typical(run), _typical(small[stage][0])
         each = max(0.0, (slow - quick) / (elements - small[stage][1]))
         found[_key(codec, stage)] = Speed(max(0.0, quick - each * small[stage][1]), each)
     return found
@@ -163,7 +163,7 @@ def _stages(codec: Codec, numel: int) -> _Stages:
     x = torch.randn(numel, generator=generator)
     draw, state, out = Draw(0, 0, "w", 0), codec.new_state(), torch.zeros(numel)
     if isinstance(codec, LowRank):
-        return _factor_stages(codec, x.view(_SHAPE) if numel == _LARGE else x.view(64, -1), draw)
+        return _factor_stages(codec, x.view(_side(numel), -1), draw)
     if isinstance(codec, GlobalQsgd):
         return _global_stages(codec, x, out, draw)
     message = codec.encode(x, draw=draw, state=state)
@@ -202,15 +202,20 @@ def _factor_stages(codec: LowRank, matrix: Tensor, draw: Draw) -> _Stages:
     }
 
 
-def _best(run: Callable[[], object]) -> float:
-    """The quickest of a few: a busy moment of the machine is not the codec's."""
+def _side(numel: int) -> int:
+    """Of a matrix that is nearly square."""
+    return 1 << (numel.bit_length() // 2)
+
+
+def _typical(run: Callable[[], object]) -> float:
+    """Processor time of this thread, the median of a few: what others take of the machine is not the codec's."""
     run()
     taken = []
     for _ in range(_ROUNDS):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         run()
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
+        taken.append(time.thread_time() - begin)
+    return statistics.median(taken)
 
 
 # --------------------------------------------------------------------------------------------------- remembered

@@ -1,7 +1,7 @@
 """`thinwire probe`: times every collective over sizes, on ranks that are there or on hosts that are emulated.
 
 Measured as training uses them: after a pause, in which TCP may forget how fast the line was, one message at a time.
-What is left of the time is spent where it matters: larger sizes only while they fit, more repetitions of small ones.
+The first round goes through all sizes that fit into the time, further ones through the quick ones again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,9 +28,10 @@ from .network import COLLECTIVES, Fit, NetworkModel, hops
 from .textbook import Line
 
 SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+FEW_SIZES = (1 << 10, 16 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # what a comparison can wait for
 _PAUSE = 0.03  # between two messages, as computing makes it
-_REPETITIONS = 5
-_WORTH = 0.4  # seconds to spend on one size of one collective, or on one message if that takes longer
+_ROUNDS = 5  # over all sizes, so that a busy moment of the machine hurts none alone
+_WORTH_REPEATING = 0.4  # seconds
 _PAIR_SIZES = (1 << 10, 256 << 10, 2 << 20)
 
 Points = dict[Collective, list[tuple[float, float]]]
@@ -41,7 +42,7 @@ def measure(
     comm: Communicator,
     *,
     seconds: float = 45.0,
-    largest: int = SIZES[-1],
+    sizes: Sequence[int] = SIZES,
     pairs: bool = False,
     device: torch.device | None = None,
     tell: Tell = lambda what, done, of: None,
@@ -50,21 +51,27 @@ def measure(
     if comm.world_size < 2:
         raise OptionError("a network has at least two ends: probe with 2 ranks or more")
     device = torch.device("cpu") if device is None else device
+    grid = [
+        (collective, size if collective != "all_gather" else max(4, size // comm.world_size))
+        for size in sizes
+        for collective in COLLECTIVES
+        if collective != "small_sum" or size <= SMALL_SUM
+    ]
+    for collective in COLLECTIVES:  # the first message of a kind opens connections
+        _operation(comm, collective, sizes[0], device)()
+    begin, found = time.perf_counter(), dict[tuple[Collective, int], list[float]]()
+    for number in range(_ROUNDS):
+        for place, (collective, size) in enumerate(grid):
+            tell(f"{collective} {_written(size)}", number * len(grid) + place, _ROUNDS * len(grid))
+            left = seconds - (time.perf_counter() - begin)
+            if _goes(comm, _expected(found, collective, size), device, left=left, first=number == 0):
+                found.setdefault((collective, size), []).append(_timed(comm, collective, size, device))
     points: Points = {collective: [] for collective in COLLECTIVES}
-    sizes = [size for size in SIZES if size <= largest]
-    begin, total = time.perf_counter(), len(sizes) * len(COLLECTIVES)
-    for number, size in enumerate(sizes):
-        for place, collective in enumerate(COLLECTIVES):
-            tell(f"{collective} {_written(size)}", number * len(COLLECTIVES) + place, total)
-            if collective == "small_sum" and size > SMALL_SUM:
-                continue
-            given = size if collective != "all_gather" else max(4, size // comm.world_size)
-            rounds = _rounds(comm, points[collective], given, left=seconds - (time.perf_counter() - begin))
-            if rounds:
-                points[collective].append((float(given), _timed(comm, collective, given, rounds, device)))
-    fits = {collective: Fit.through(collective, found) for collective, found in points.items() if len(found) >= 2}
+    for (collective, size), taken in found.items():
+        points[collective].append((float(size), statistics.median(taken)))
+    fits = {collective: Fit.through(collective, timed) for collective, timed in points.items() if len(timed) >= 2}
     between = _pairs(comm, device) if pairs else {}
-    tell("done", total, total)
+    tell("done", 1, 1)
     return NetworkModel("measured", _line_of(fits, comm.world_size), comm.world_size, fits, pairs=between)
 
 
@@ -72,32 +79,34 @@ def _written(size: int) -> str:
     return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} kB"
 
 
-def _rounds(comm: Communicator, found: list[tuple[float, float]], size: int, *, left: float) -> int:
-    """How often to measure a size: decided by rank 0, from what the sizes before it took. 0 if there is no time."""
-    rounds = _REPETITIONS
-    if len(found) >= 2:
-        latency, byte_seconds = fit_line(found[-2:])
-        expected = latency + 1.1 * byte_seconds * size
-        rounds = min(_REPETITIONS, max(1, round(_WORTH / expected))) if expected < left else 0
-    return int(comm.broadcast(torch.tensor([rounds]), source=0))
+def _expected(found: dict[tuple[Collective, int], list[float]], collective: Collective, size: int) -> float:
+    """Seconds that a message will take: as before, or on the line through the two sizes before it."""
+    if (collective, size) in found:
+        return statistics.median(found[collective, size])
+    known = [(float(at), taken[0]) for (kind, at), taken in found.items() if kind == collective]
+    if len(known) < 2:
+        return 0.0
+    latency, byte_seconds = fit_line(sorted(known)[-2:])
+    return latency + 1.1 * byte_seconds * size
 
 
-def _timed(comm: Communicator, collective: Collective, size: int, rounds: int, device: torch.device) -> float:
-    """Seconds, mean over the ranks, median over the rounds."""
+def _goes(comm: Communicator, expected: float, device: torch.device, *, left: float, first: bool) -> bool:
+    """Whether there is time for it: rank 0 decides. After the first round, long messages are not repeated."""
+    goes = expected < left and (first or expected < _WORTH_REPEATING)
+    return bool(comm.broadcast(torch.tensor([int(goes)], device=device), source=0))
+
+
+def _timed(comm: Communicator, collective: Collective, size: int, device: torch.device) -> float:
+    """Seconds, mean over the ranks."""
     run = _operation(comm, collective, size, device)
-    taken = []
-    for attempt in range(rounds + (size < 1 << 20)):  # the first of the small ones opens connections
-        time.sleep(_PAUSE)
-        comm.all_reduce(torch.zeros(1))
-        begin = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if attempt or size >= 1 << 20:
-            taken.append(time.perf_counter() - begin)
-    mine = torch.tensor(taken, dtype=torch.float64)
-    means: list[float] = (comm.all_reduce(mine) / comm.world_size).tolist()
-    return statistics.median(means)
+    time.sleep(_PAUSE)
+    comm.all_reduce(torch.zeros(1, device=device))
+    begin = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    mine = torch.tensor([time.perf_counter() - begin], dtype=torch.float64, device=device)
+    return float(comm.all_reduce(mine)) / comm.world_size
 
 
 def _operation(comm: Communicator, collective: Collective, size: int, device: torch.device) -> Callable[[], object]:
@@ -135,13 +144,13 @@ def _between(comm: Communicator, one: int, other: int, size: int, device: torch.
     tensor, came = torch.zeros(size // 4, device=device), torch.empty(size // 4, device=device)
     taken = []
     for _ in range(3):
-        comm.all_reduce(torch.zeros(1))
+        comm.all_reduce(torch.zeros(1, device=device))
         begin = time.perf_counter()
         if comm.rank in (one, other):
             peer = other if comm.rank == one else one
             comm.swap({peer: tensor}, {peer: came})
         taken.append(time.perf_counter() - begin if comm.rank == one else 0.0)
-    told: list[float] = comm.all_reduce(torch.tensor(taken, dtype=torch.float64)).tolist()
+    told: list[float] = comm.all_reduce(torch.tensor(taken, dtype=torch.float64, device=device)).tolist()
     return statistics.median(told)
 
 
@@ -163,7 +172,6 @@ class Task:
     meet_at: str
     world_size: int
     seconds: float
-    largest: int
     pairs: bool
     rank: int = 0
 
@@ -177,7 +185,6 @@ def probe_emulated(
     workers: int,
     method: Method | None = None,
     seconds: float = 45.0,
-    largest: int = SIZES[-1],
     pairs: bool = False,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> NetworkModel:
@@ -185,7 +192,7 @@ def probe_emulated(
     if workers < 2:
         raise OptionError(f"a network has at least two ends: probe with 2 workers or more, not {workers}")
     with emulated_hosts(workers, network=network, method=method) as hosts:
-        task = Task(meeting_point(hosts), workers, seconds, largest, pairs)
+        task = Task(meeting_point(hosts), workers, seconds, pairs)
         events = crew_events(hosts, __name__, lambda rank: replace(task, rank=rank).as_text(), after="nothing is kept")
         told = _watched(events, on_event)
         about = f"emulated {network} ({hosts.method}), {workers} workers"
@@ -212,7 +219,6 @@ def main() -> None:
             found = measure(
                 comm,
                 seconds=task.seconds,
-                largest=task.largest,
                 pairs=task.pairs,
                 tell=lambda what, done, of: tell({"event": "probing", "what": what, "done": done, "of": of}),
             )

@@ -190,26 +190,27 @@ class Stopwatch:
             self._steps.append(_Timed(forward, backward, end - begin, self._arrived))
 
     def profile(self, name: str, *, processors: float = math.inf, meeting: float = 0.0, warm: int = 3) -> Profile:
-        """The medians over the steps after the first few, in which DDP arranges its buckets."""
+        """The means over the steps after the first few, in which DDP arranges its buckets."""
         steps = self._steps[warm:] or self._steps
         if not steps:
             raise OptionError(f"{name} has no gradients to send: does its loss need any parameter?")
-        forward, backward = _median([step.forward for step in steps]), _median([step.backward for step in steps])
+        forward, backward = _mean([step.forward for step in steps]), _mean([step.backward for step in steps])
         shapes = {key: tuple(p.shape) for key, p in self._model.module.named_parameters()}
         exact = {key: one_dimensional_or_tiny(key, p) for key, p in self._model.module.named_parameters()}
         arrived, buckets = [step.arrived for step in steps if len(step.arrived) == len(steps[-1].arrived)], []
         for number, (_, names) in enumerate(arrived[-1]):
-            at = _median([each[number][0] - each[-1][0] for each in arrived])
+            at = _mean([each[number][0] - each[-1][0] for each in arrived])
             ready = 1.0 + at / backward if backward > 0 else 1.0
             matrices = tuple(shapes[key] for key in names if not exact[key])
             small = sum(math.prod(shapes[key]) for key in names if exact[key])
             buckets.append(Bucket(matrices, small, min(1.0, max(0.0, ready))))
-        rest = max(0.0, _median([step.whole for step in steps]) - forward - backward)
+        rest = max(0.0, _mean([step.whole for step in steps]) - forward - backward)
         return Profile(name, forward, backward, rest, tuple(buckets), processors, meeting, measured=True)
 
 
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def _mean(values: Sequence[float]) -> float:
+    """Not the median: where workers share processors, some steps take much longer, and they are part of training."""
+    return sum(values) / len(values)
 
 
 def model_named(text: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
