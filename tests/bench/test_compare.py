@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,10 +22,18 @@ from thinwire.cli import main
 main()
 """
 COMMAND = [sys.executable, "-c", PROGRAM, "compare"]
-SMALL = ["--workload", "mlp", "--workers", "2", "--network", "200mbit,1ms", "--lap", "5"]
+SMALL = ["--workload", "mlp", "--workers", "2", "--network", "200mbit,1ms", "--lap", "5", "--probe-seconds", "0"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 ROW = {
-    *("recipe", "step_ms", "fraction_of_no_communication", "bytes_per_step", "final_loss", "seconds_to_target"),
+    *(
+        "recipe",
+        "step_ms",
+        "predicted_ms",
+        "fraction_of_no_communication",
+        "bytes_per_step",
+        "final_loss",
+        "seconds_to_target",
+    ),
     *("speedup_over_ddp", "speedup_to_target", "breakdown", "curve", "repeats", "status", "problem", "note", "about"),
 }
 
@@ -73,7 +82,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Comp
     folder = tmp_path_factory.mktemp("compare")
     recipes = "ddp,torch-fp16,torch-powersgd:1,two-shot-4,ef|top_k:0.05|bf16|all_gather"
     files = ["--json", str(folder / "run.json"), "--report", str(folder / "run.html")]
-    return run(*SMALL, "--steps", "20", "--recipes", recipes, *files), folder
+    return run(*SMALL, "--probe-seconds", "4", "--steps", "20", "--recipes", recipes, *files), folder
 
 
 def test_it_ends_well_and_prints_a_table(whole_run: tuple[subprocess.CompletedProcess[str], Path]) -> None:
@@ -113,6 +122,11 @@ def test_the_json_has_everything_and_agrees_with_itself(
     assert rows["torch-fp16"]["bytes_per_step"] == pytest.approx(dense / 2, rel=0.05)
     assert rows["two-shot-4"]["bytes_per_step"] == pytest.approx(dense / 8, rel=0.1)
     assert rows["ddp"]["final_loss"] == pytest.approx(rows["torch-fp16"]["final_loss"], rel=0.01)
+    for name, row in rows.items():
+        assert (row["predicted_ms"] is None) == (name == "torch-powersgd:1")
+        assert row["predicted_ms"] is None or 0 < row["predicted_ms"] < math.inf
+    assert rows["two-shot-4"]["predicted_ms"] < rows["ddp"]["predicted_ms"]
+    assert result["forecast"]["network"]["ranks"] == 2
     assert rows["ddp"]["seconds_to_target"] == pytest.approx(rows["ddp"]["curve"][3]["seconds"])
 
 

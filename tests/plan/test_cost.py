@@ -26,6 +26,8 @@ def in_ticks(jobs: list[Job], costs: dict[Send, Cost], *, backward: float, proce
     lanes = {lane: [job for job in jobs if job.lane == lane] for lane in {job.lane for job in jobs}}
     at = {lane: [0, 0, 0.0] for lane in lanes}  # job, operation, work left
     arrives: dict[tuple[int, int, str], float] = {}
+    woken_at: dict[tuple[int, int, str], float] = {}
+    wake = 3e-3 * (1 / alone - 1)
     now = made = line_free = 0.0
     while True:
         for lane, queue in lanes.items():
@@ -39,7 +41,10 @@ def in_ticks(jobs: list[Job], costs: dict[Send, Cost], *, backward: float, proce
                     continue
                 op = job.script[int(place[1])]
                 if isinstance(op, Wait):
-                    if arrives[lane, int(place[0]), op.tag] > now + 1e-9:
+                    woken = woken_at.setdefault(
+                        (lane, int(place[0]), op.tag), max(now, arrives[lane, int(place[0]), op.tag]) + wake
+                    )
+                    if woken > now + 1e-9:
                         break
                 elif isinstance(op, Send):
                     line_free = max(now, line_free) + costs[op].transfer

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import theory
+from ..codecs.base import Shape
+from ..codecs.global_qsgd import GlobalQsgd
+from ..codecs.low_rank import LowRank
 from ..errors import ThinwireError
+from ..exchange import TwoShot
 from ..presets import PRESETS
 from ..recipe import Recipe, parse
 from .cost import Prediction, predict
@@ -105,7 +111,7 @@ def make_plan(
         except ThinwireError as problem:
             refused[name] = str(problem)
             continue
-        rows.append(_row(name, prediction, dense, profile))
+        rows.append(_row(name, prediction, dense, profile, workers))
     rows.sort(key=lambda row: row.prediction.step)
     plain = next(row for row in rows if row.recipe == "ddp")
     advised = _advised(rows, plain)
@@ -129,16 +135,20 @@ def _advised(rows: Sequence[Row], plain: Row) -> Row:
     return biased[0] if biased else plain
 
 
-def _row(name: str, prediction: Prediction, dense: Prediction, profile: Profile) -> Row:
-    price, exactness, biased = statistical_price(name, max(bucket.numel for bucket in profile.buckets))
+def _row(name: str, prediction: Prediction, dense: Prediction, profile: Profile, workers: int) -> Row:
+    largest = max(profile.buckets, key=lambda bucket: bucket.numel)
+    shape = max(largest.shapes, key=math.prod, default=None)
+    price, exactness, biased = statistical_price(name, max(1, largest.numel), workers=workers, shape=shape)
     return Row(name, prediction, price, exactness, biased, dense.step / prediction.step)
 
 
-def statistical_price(name: str, numel: int) -> tuple[str, float, bool]:
-    """What a recipe costs in progress by theory, as words and as a number, and whether it needs a memory.
+def statistical_price(
+    name: str, numel: int, *, workers: int = 4, shape: Shape | None = None
+) -> tuple[str, float, bool]:
+    """What a recipe costs in progress by theory, as words and as a number, and whether it is biased.
 
     >>> statistical_price("two-shot-4", 1 << 20)[0]
-    'unbiased, variance 0.010 |g|^2'
+    'unbiased, variance 0.013 |g|^2 in the mean'
     >>> statistical_price("top-k", 1 << 20)[0]
     'biased, keeps at least 1.00 % of |u|^2 a step; the rest is sent later'
     """
@@ -147,18 +157,30 @@ def statistical_price(name: str, numel: int) -> tuple[str, float, bool]:
     recipe = parse(name)
     if recipe.dense:
         return "none", 1.0, False
-    codec = recipe.codec
-    omega, delta = codec.omega(numel), codec.delta(numel)
-    if recipe.memory is None and omega is not None:
-        return f"unbiased, variance {omega:.3f} |g|^2", 1 / (1 + omega), False
-    later = "; the rest is sent later" if recipe.memory is not None else "; the rest is lost"
     if _is_rounding(recipe):
         return "rounded to half precision", 1.0, False
+    later = "; the rest is sent later" if recipe.memory is not None else "; the rest is lost"
+    variance = _variance(recipe, numel, workers)
+    if variance is not None:
+        kept = later if recipe.memory is not None else ""
+        word = "unbiased, " if recipe.memory is None else ""
+        return f"{word}variance {variance:.3f} |g|^2 in the mean{kept}", 1 / (1 + variance), False
+    delta = recipe.codec.delta(numel, shape=shape) if isinstance(recipe.codec, LowRank) else recipe.codec.delta(numel)
     if delta:
         return f"biased, keeps at least {100 * delta:.2f} % of |u|^2 a step{later}", delta, True
-    if omega is not None:
-        return f"variance {omega:.3f} |g|^2{later}", 1 / (1 + omega), False
     return f"biased, without a bound for one step{later}", 0.0, True
+
+
+def _variance(recipe: Recipe, numel: int, workers: int) -> float | None:
+    """Of the mean over so many workers, in terms of one worker's |g|^2; None for a codec that is biased."""
+    codec, exchange = recipe.codec, recipe.exchange
+    omega = codec.omega(numel)
+    if omega is None:
+        return None
+    if isinstance(codec, GlobalQsgd) and codec.addition == "sum" and codec.norm != "l2":
+        omega = theory.uniform_linf(codec.block or numel, codec.levels(workers))  # which they share
+    back = exchange.codec_back(codec).omega(numel) if isinstance(exchange, TwoShot) else 0.0
+    return omega / workers + (back or 0.0)
 
 
 def _is_rounding(recipe: Recipe) -> bool:

@@ -19,6 +19,7 @@ from .network import Cost, NetworkModel
 from .workload import Bucket, Profile
 
 LANES = 2
+_SLICE = 3e-3  # seconds that Linux lets a thread compute: who wakes up waits so long where processors are shared
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,12 @@ def simulate(
 ) -> float:
     """Seconds from the beginning of backward until all buckets are there and backward is done."""
     alone = min(1.0, processors)  # how fast one thread of this worker is while the others do the same
+    wake = _SLICE * (1.0 / alone - 1.0)
     threads = {lane: _Thread([job for job in jobs if job.lane == lane]) for lane in {job.lane for job in jobs}}
     now, made, line_free = 0.0, 0.0, 0.0  # made: seconds of backward, as if nothing ran beside it
     while True:
         for thread in threads.values():
-            line_free = _advance(thread, now, made, line_free, costs, device, alone)
+            line_free = _advance(thread, now, made, line_free, costs, device, alone, wake)
         goes_on = made < backward - 1e-12
         busy = goes_on + sum(thread.computes for thread in threads.values())
         if not goes_on and not any(thread.jobs for thread in threads.values()):
@@ -172,7 +174,14 @@ def simulate(
 
 
 def _advance(
-    thread: _Thread, now: float, made: float, line_free: float, costs: dict[Send, Cost], device: Device, alone: float
+    thread: _Thread,
+    now: float,
+    made: float,
+    line_free: float,
+    costs: dict[Send, Cost],
+    device: Device,
+    alone: float,
+    wake: float,
 ) -> float:
     """Everything that takes no time: start messages, take up work, notice arrivals. Returns when the line is free."""
     while thread.jobs and not thread.computes and thread.waits_until <= now + 1e-12:
@@ -192,7 +201,7 @@ def _advance(
             line_free = begin + costs[op].transfer
             thread.arrivals[op.tag] = line_free + costs[op].latency
         else:
-            thread.waits_until = thread.arrivals[op.tag]
+            thread.waits_until = max(now, thread.arrivals[op.tag]) + wake
     return line_free
 
 

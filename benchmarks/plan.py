@@ -1,0 +1,89 @@
+"""Predicted and measured step times over networks, recipes and workers: the proof of `thinwire plan`.
+
+    python benchmarks/plan.py            runs all cells, about 25 minutes, and writes benchmarks/<date>-plan.json
+    python benchmarks/plan.py --table    puts the newest of these files into docs/plan.md
+
+Every cell is predicted before any recipe runs in it. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from thinwire.bench.machine import describe_machine
+from thinwire.bench.verify import RECIPES, as_text, summary, verify
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "plan.md"
+NETWORKS = ("20mbit,20ms", "100mbit,1ms", "1gbit,0.1ms", "unshaped")
+WORKERS = (2, 4)
+BEGIN, END = "<!-- plan table -->", "<!-- end -->"
+
+
+def newest() -> Path:
+    return max(HERE.glob("*-plan.json"))
+
+
+def table(found: dict[str, Any]) -> str:
+    """One row for each network, recipe; predicted, measured and error for both numbers of workers."""
+    lines = [
+        "",
+        "| network | recipe | 2 workers: predicted | measured | error | 4 workers: predicted | measured | error |",
+    ]
+    lines.append("|---|---|---:|---:|---:|---:|---:|---:|")
+    cells = {(row["network"], row["recipe"], row["workers"]): row for row in found["rows"]}
+    for network in dict.fromkeys(row["network"] for row in found["rows"]):
+        for recipe in dict.fromkeys(row["recipe"] for row in found["rows"]):
+            words = [f"`{network}`", f"`{recipe}`"]
+            for workers in WORKERS:
+                row = cells[network, recipe, workers]
+                words += [f"{row['predicted_ms']:,.0f}", f"{row['measured_ms']:,.0f}", f"{row['error']:+.0%}"]
+            lines.append(f"| {' | '.join(words)} |")
+    within = (
+        f"{found['within_15_percent']} of {found['cells']} cells within 15 %, {found['within_30_percent']} within 30 %."
+    )
+    worst = max(found["choices"], key=lambda one: one["over_best"])
+    lines += ["", f"Milliseconds a step. {within} Taking the recipe that is predicted to be the quickest costs at most"]
+    lines += [f"{worst['over_best']:.1%} over the one that was ({worst['network']}, {worst['workers']} workers).", ""]
+    return "\n".join(lines)
+
+
+def write_table() -> None:
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{table(json.loads(newest().read_text()))}\n{END}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only write the table into docs/plan.md")
+    parser.add_argument("--steps", type=int, default=18)
+    parser.add_argument("--out", help="another file to write")
+    options = parser.parse_args()
+    if options.table:
+        write_table()
+        return
+    rows, forecasts = list[dict[str, Any]](), list[dict[str, Any]]()
+    for network in NETWORKS:
+        found = verify(network, workers=WORKERS, recipes=RECIPES, steps=options.steps)
+        print(f"{network}\n{as_text(found)}\n", flush=True)
+        rows += found["rows"]
+        forecasts += [{"network_asked": network, **one} for one in found["forecasts"]]
+    day = datetime.now(UTC).date().isoformat()
+    result = {
+        "machine": describe_machine(),
+        "steps": options.steps,
+        **summary(rows),
+        "rows": rows,
+        "forecasts": forecasts,
+    }
+    Path(options.out or HERE / f"{day}-plan.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
