@@ -424,6 +424,15 @@ def test_quantized_losses_are_those_of_the_file_and_four_bits_cost_less_than_one
             assert row["over_dense"] < 1.01
 
 
+def test_the_plan_page_shows_the_newest_proof() -> None:
+    script = module_at(ROOT / "benchmarks" / "plan.py")
+    found = json.loads(script.newest().read_text())
+    assert script.table(found) in (ROOT / "docs" / "plan.md").read_text()
+    assert found["cells"] >= 24
+    assert len({row["network"] for row in found["rows"]}) >= 4
+    assert {row["workers"] for row in found["rows"]} == {2, 4}
+
+
 def test_the_script_writes_a_table_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = module_at(ROOT / "benchmarks" / "table.py")
     page, results = tmp_path / "kernels.md", tmp_path / "kernels.json"

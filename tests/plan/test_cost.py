@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -23,11 +24,11 @@ TICK = 1e-4
 def in_ticks(jobs: list[Job], costs: dict[Send, Cost], *, backward: float, processors: float) -> float:
     """The same story told naively: time goes on in ticks, and everybody does what they can in each."""
     alone = min(1.0, processors)
+    wake = 1.5e-3 / processors
     lanes = {lane: [job for job in jobs if job.lane == lane] for lane in {job.lane for job in jobs}}
     at = {lane: [0, 0, 0.0] for lane in lanes}  # job, operation, work left
     arrives: dict[tuple[int, int, str], float] = {}
-    woken_at: dict[tuple[int, int, str], float] = {}
-    wake = 3e-3 * (1 / alone - 1)
+    began: dict[tuple[int, int, str], float] = {}
     now = made = line_free = 0.0
     while True:
         for lane, queue in lanes.items():
@@ -41,14 +42,13 @@ def in_ticks(jobs: list[Job], costs: dict[Send, Cost], *, backward: float, proce
                     continue
                 op = job.script[int(place[1])]
                 if isinstance(op, Wait):
-                    woken = woken_at.setdefault(
-                        (lane, int(place[0]), op.tag), max(now, arrives[lane, int(place[0]), op.tag]) + wake
-                    )
-                    if woken > now + 1e-9:
+                    key = (lane, int(place[0]), op.tag)
+                    if max(began.setdefault(key, now), arrives[key]) + wake > now + 1e-9:
                         break
                 elif isinstance(op, Send):
                     line_free = max(now, line_free) + costs[op].transfer
-                    arrives[lane, int(place[0]), op.tag] = line_free + costs[op].latency
+                    key = (lane, int(place[0]), op.tag)
+                    arrives[key] = line_free + costs[op].latency
                 else:
                     place[2] = UNIT.seconds(op)
                 place[1] += 1
@@ -72,7 +72,8 @@ def random_jobs(draw: random.Random) -> tuple[list[Job], dict[Send, Cost], float
         for step in range(draw.randint(1, 4)):
             ops.append(Work("pass", draw.randint(1, 40)))
             send = Send("swap", 1000 * number + step + 1, f"s{step}")
-            costs[send] = Cost(draw.choice([0.0, 0.005, 0.03]), round(draw.uniform(0, 0.06), 3))
+            latency, transfer = draw.choice([0.0, 0.005, 0.03]), round(draw.uniform(0, 0.06), 3)
+            costs[send] = Cost(latency, transfer)
             ops.append(send)
             waiting.append(send.tag)
             if draw.random() < 0.6:
@@ -103,7 +104,7 @@ def test_without_work_it_is_the_closed_form(seed: int) -> None:
         send = Send("all_reduce", lane + 1, "bucket")
         costs[send] = Cost(0.0, seconds)
         jobs.append(Job(at, [send, Wait("bucket")], lane))
-    found = simulate(jobs, costs, UNIT, backward=0.1, processors=8)
+    found = simulate(jobs, costs, UNIT, backward=0.1, processors=math.inf)
     assert found == pytest.approx(max(0.1, closed_form(ready, sends)), abs=1e-6)
 
 

@@ -20,7 +20,7 @@ def verify(
     recipes: Sequence[str] = RECIPES,
     steps: int = 30,
     method: str | None = None,
-    probe_seconds: float = 20.0,
+    probe_seconds: float = 30.0,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
     """One row for every recipe and number of workers: predicted, measured, error."""

@@ -14,14 +14,14 @@ from ..codecs.base import Codec
 from ..comm import FEW_RANKS, SMALL_SUM
 
 Collective = Literal["all_reduce", "small_sum", "all_gather", "all_to_all", "broadcast", "swap"]
-Stage = Literal["pass", "encode", "add", "put", "select", "left", "right"]
+Stage = Literal["hook", "pass", "encode", "add", "put", "select", "left", "right"]
 
 
 @dataclass(frozen=True)
 class Work:
     """A loop over so many elements. `codec` says whose; a `pass` reads and writes every element once.
 
-    `leads`: one rank does it while the others wait.
+    `hook` is what a step takes beside all loops. `leads`: one rank does it while the others wait.
     """
 
     stage: Stage

@@ -72,13 +72,13 @@ class SharedTopK(Exchange):
         if not numel:
             return [*exact_beside(exact), Wait("exact")] if exact else []
         kept = codec.capacity(numel)
-        ops: list[Op] = [Work("pass", numel)]
+        ops: list[Op] = [Work("pass", numel // 2)]  # only read
         if self.leader == "norm":
             ops += [Work("pass", numel), Send("all_gather", _NORM_BYTES, "norms"), Wait("norms")]
         ops += [Work("select", numel, codec, leads=True), Send("broadcast", codec.positions_bytes(numel), "positions")]
         ops += [Wait("positions"), Work("add", 2 * kept, codec)]
         *begin, end = floats_sum(values, kept, exact + 1, world_size)
-        return [*ops, *begin, Work("pass", numel), end, Work("add", kept, codec)]
+        return [*ops, *begin, Work("pass", numel // 2), end, Work("add", kept, codec)]
 
     # ------------------------------------------------------------------------------------------------- running
 

@@ -19,7 +19,7 @@ from .network import Cost, NetworkModel
 from .workload import Bucket, Profile
 
 LANES = 2
-_SLICE = 3e-3  # seconds that Linux lets a thread compute: who wakes up waits so long where processors are shared
+_WAKE = 1.5e-3  # seconds until a thread whose message has come gets a processor, if a worker has one of its own
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def predict(
     >>> round(dense.step, 1), round(sparse.step, 1)
     (1.5, 0.1)
     """
-    jobs = jobs_of(recipe, profile, device, workers=workers)
+    jobs = jobs_of(recipe, profile, workers=workers)
     costs = {
         op: network.cost(op.collective, op.size, ranks=workers)
         for job in jobs
@@ -78,7 +78,7 @@ def predict(
     )
 
 
-def jobs_of(recipe: Recipe | str, profile: Profile, device: Device, *, workers: int) -> list[Job]:
+def jobs_of(recipe: Recipe | str, profile: Profile, *, workers: int) -> list[Job]:
     """What each bucket of the profile has to go through."""
     if isinstance(recipe, str) and recipe in ("ddp", "torch-fp16", "torch-bf16"):
         itemsize = 4 if recipe == "ddp" else 2
@@ -90,11 +90,13 @@ def jobs_of(recipe: Recipe | str, profile: Profile, device: Device, *, workers: 
     if refusal := checked.refusal(workers):
         raise OptionError(refusal)
     if checked.dense:
-        return jobs_of("ddp", profile, device, workers=workers)
-    return [
-        Job(bucket.ready * profile.backward, _carried(checked, bucket, device, workers), number % LANES)
+        return jobs_of("ddp", profile, workers=workers)
+    jobs = [
+        Job(bucket.ready * profile.backward, _carried(checked, bucket, workers), number % LANES)
         for number, bucket in enumerate(profile.buckets)
     ]
+    jobs[-1].script = [Work("hook", 1), *jobs[-1].script]
+    return jobs
 
 
 def _summed(bucket: Bucket, itemsize: int, workers: int) -> Script:
@@ -107,12 +109,11 @@ def _summed(bucket: Bucket, itemsize: int, workers: int) -> Script:
     return [work, Send("all_reduce", itemsize * bucket.elements, "bucket"), Wait("bucket"), *after]
 
 
-def _carried(recipe: Recipe, bucket: Bucket, device: Device, workers: int) -> Script:
+def _carried(recipe: Recipe, bucket: Bucket, workers: int) -> Script:
     """Gathered, compensated, exchanged, scattered: what a courier and a carrier do."""
-    hook = Work("pass", int(device.hook / device.sweep.each)) if device.sweep.each else Work("pass", 0)
-    before: list[Op] = [hook, Work("pass", bucket.elements)]
+    before: list[Op] = [Work("pass", bucket.elements)]
     if recipe.memory is not None:
-        before.append(Work("pass", 2 * bucket.numel))
+        before.append(Work("pass", 3 * bucket.numel // 2))
     between = recipe.exchange.script(
         recipe.codec, bucket.numel, world_size=workers, exact=bucket.exact, shapes=bucket.shapes
     )
@@ -129,7 +130,8 @@ class _Thread:
     jobs: list[Job]
     place: int = 0
     left: float = 0.0  # processor seconds of the current piece of work
-    waits_until: float = 0.0
+    waits_for: str | None = None
+    waits_since: float = 0.0
     arrivals: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -139,70 +141,78 @@ class _Thread:
     def next_op(self) -> Op | None:
         return self.jobs[0].script[self.place] if self.jobs and self.place < len(self.jobs[0].script) else None
 
+    def goes_on_at(self, wake: float) -> float:
+        if self.waits_for is None:
+            return 0.0
+        return max(self.waits_since, self.arrivals[self.waits_for]) + wake
+
+
+class _Worker:
+    """One worker in its backward pass: its threads, its processors, its line."""
+
+    def __init__(self, jobs: Sequence[Job], costs: dict[Send, Cost], device: Device, processors: float) -> None:
+        self.alone = min(1.0, processors)  # how fast one thread is while the other workers do the same
+        self.wake = _WAKE / processors
+        lanes = sorted({job.lane for job in jobs})
+        self.threads = [_Thread([job for job in jobs if job.lane == lane]) for lane in lanes]
+        self.now = self.made = self.line_free = 0.0  # made: seconds of backward, as if nothing ran beside it
+        self._costs, self._device = costs, device
+
+    def advance(self, thread: _Thread) -> None:
+        """Everything that takes no time: start messages, take up work, notice arrivals."""
+        while thread.jobs and not thread.computes and thread.goes_on_at(self.wake) <= self.now + 1e-12:
+            thread.waits_for = None
+            if thread.place == 0 and thread.jobs[0].ready > self.made + 1e-9:
+                break
+            op = thread.next_op()
+            if op is None:
+                thread.jobs.pop(0)
+                thread.place, thread.arrivals = 0, {}
+                continue
+            thread.place += 1
+            if isinstance(op, Work):
+                # Who leads has the processors of those who wait, as far as a thread can use them.
+                thread.left = self._device.seconds(op) * (self.alone if op.leads else 1.0)
+            elif isinstance(op, Send):
+                self._send(thread, op)
+            else:
+                thread.waits_for, thread.waits_since = op.tag, self.now
+
+    def _send(self, thread: _Thread, send: Send) -> None:
+        cost = self._costs[send]
+        self.line_free = max(self.now, self.line_free) + cost.transfer
+        thread.arrivals[send.tag] = self.line_free + cost.latency
+
 
 def simulate(
     jobs: Sequence[Job], costs: dict[Send, Cost], device: Device, *, backward: float, processors: float
 ) -> float:
     """Seconds from the beginning of backward until all buckets are there and backward is done."""
-    alone = min(1.0, processors)  # how fast one thread of this worker is while the others do the same
-    wake = _SLICE * (1.0 / alone - 1.0)
-    threads = {lane: _Thread([job for job in jobs if job.lane == lane]) for lane in {job.lane for job in jobs}}
-    now, made, line_free = 0.0, 0.0, 0.0  # made: seconds of backward, as if nothing ran beside it
+    worker = _Worker(jobs, costs, device, processors)
+    threads = worker.threads
     while True:
-        for thread in threads.values():
-            line_free = _advance(thread, now, made, line_free, costs, device, alone, wake)
-        goes_on = made < backward - 1e-12
-        busy = goes_on + sum(thread.computes for thread in threads.values())
-        if not goes_on and not any(thread.jobs for thread in threads.values()):
-            return now
-        speed = min(1.0, processors / busy) if busy else alone
-        steps = [thread.left / speed for thread in threads.values() if thread.computes]
-        steps += [thread.waits_until - now for thread in threads.values() if thread.waits_until > now]
+        for thread in threads:
+            worker.advance(thread)
+        goes_on = worker.made < backward - 1e-12
+        busy = goes_on + sum(thread.computes for thread in threads)
+        if not goes_on and not any(thread.jobs for thread in threads):
+            return worker.now
+        speed = min(1.0, processors / busy) if busy else worker.alone
+        pace = speed / worker.alone  # backward was measured at the pace of one thread
+        steps = [thread.left / speed for thread in threads if thread.computes]
+        steps += [thread.goes_on_at(worker.wake) - worker.now for thread in threads if thread.waits_for is not None]
         if goes_on:
-            pace = speed / alone  # backward was measured at the pace of one thread
-            marks = [thread.jobs[0].ready for thread in threads.values() if thread.jobs and thread.place == 0]
-            steps += [(mark - made) / pace for mark in (*marks, backward) if mark > made + 1e-12]
+            marks = [thread.jobs[0].ready for thread in threads if thread.jobs and thread.place == 0]
+            steps += [(mark - worker.made) / pace for mark in (*marks, backward) if mark > worker.made + 1e-12]
         step = max(0.0, min(steps))
-        for thread in threads.values():
+        for thread in threads:
             if thread.computes:
-                thread.left = max(0.0, thread.left - step * speed)
+                thread.left -= step * speed
                 thread.left = 0.0 if thread.left < 1e-12 else thread.left
         if goes_on:
-            made += step * speed / alone
-            made = backward if made > backward - 1e-12 else made
-        now += step
-
-
-def _advance(
-    thread: _Thread,
-    now: float,
-    made: float,
-    line_free: float,
-    costs: dict[Send, Cost],
-    device: Device,
-    alone: float,
-    wake: float,
-) -> float:
-    """Everything that takes no time: start messages, take up work, notice arrivals. Returns when the line is free."""
-    while thread.jobs and not thread.computes and thread.waits_until <= now + 1e-12:
-        if thread.place == 0 and thread.jobs[0].ready > made + 1e-9:
-            break
-        op = thread.next_op()
-        if op is None:
-            thread.jobs.pop(0)
-            thread.place, thread.arrivals = 0, {}
-            continue
-        thread.place += 1
-        if isinstance(op, Work):
-            # Who leads has the processors of those who wait, as far as a thread can use them.
-            thread.left = device.seconds(op) * (alone if op.leads else 1.0)
-        elif isinstance(op, Send):
-            begin = max(now, line_free)
-            line_free = begin + costs[op].transfer
-            thread.arrivals[op.tag] = line_free + costs[op].latency
-        else:
-            thread.waits_until = max(now, thread.arrivals[op.tag]) + wake
-    return line_free
+            worker.made += step * pace
+            worker.made = backward if worker.made > backward - 1e-12 else worker.made
+        worker.now += step
 
 
 def closed_form(ready: Sequence[float], sends: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ Scripts (`exchange/script.py`) say how many elements pass through which stage; t
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -29,8 +30,8 @@ from ..exchange.script import Stage, Work
 SCHEMA = 1
 _KIND = "device"
 _LARGE, _SMALL = 1 << 22, 1 << 12  # more than a cache holds, as gradients are; and next to nothing
-_ROUNDS = 3
-_HOOK = 1.0e-3  # of a bucket, measured as what is left of a step of training when all else is explained
+_ROUNDS, _TURNS = 3, 3
+_HOOK = 11e-3  # of a step: threads, futures, gloo; what was left of 48 cells of benchmarks/plan.py, all else explained
 
 _Stages = dict[str, tuple[Callable[[], object], int]]  # what to time, and how many elements it counts as in scripts
 
@@ -56,12 +57,14 @@ class Device:
     sweep: Speed  # reading and writing every element once
     speeds: Mapping[str, Speed] = field(default_factory=dict)
     otherwise: float = 6.0  # passes that stand for a codec of which nothing is known
-    hook: float = 0.0  # seconds of a bucket that no loop explains: threads, futures, DDP itself
+    hook: float = 0.0  # processor seconds of a step that no loop explains: threads, futures, gloo
     stated: bool = False  # by a data sheet, not measured
 
     def seconds(self, work: Work) -> float:
         if not work.elements:
             return 0.0
+        if work.stage == "hook":
+            return self.hook
         speed = self._speed(work.codec, work.stage) if work.codec is not None else self.sweep
         return work.messages * speed.fixed + work.elements * speed.each
 
@@ -159,22 +162,25 @@ def _speeds_of(codec: Codec) -> dict[str, Speed]:
 
 
 def _stages(codec: Codec, numel: int) -> _Stages:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(numel, generator=generator)
+    """Inputs and messages take turns, as in training: what was used last time is no longer in a cache."""
     draw, state, out = Draw(0, 0, "w", 0), codec.new_state(), torch.zeros(numel)
+    given = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(_TURNS)]
+    x = given[0]
     if isinstance(codec, LowRank):
         return _factor_stages(codec, x.view(_side(numel), -1), draw)
     if isinstance(codec, GlobalQsgd):
         return _global_stages(codec, x, out, draw)
-    message = codec.encode(x, draw=draw, state=state)
+    messages = itertools.cycle([codec.encode(one, draw=draw, state=state) for one in given])
+    turns = itertools.cycle(given)
     kept = codec.capacity(numel) if isinstance(codec, SparseCodec) else numel
+    encode = codec.encode_taking if codec.sparse else codec.encode  # sparse ones have a memory as a rule
     stages: _Stages = {
-        "encode": (lambda: codec.encode(x, draw=draw, state=state), numel),
-        "add": (lambda: codec.add(message, out), kept),
-        "put": (lambda: codec.put(message, out), kept),
+        "encode": (lambda: encode(next(turns), draw=draw, state=state), numel),
+        "add": (lambda: codec.add(next(messages), out), kept),
+        "put": (lambda: codec.put(next(messages), out), kept),
     }
     if isinstance(codec, Sparsifier):
-        stages["select"] = (lambda: codec.pack_positions(x, draw=draw, state=state), numel)
+        stages["select"] = (lambda: codec.pack_positions(next(turns), draw=draw, state=state), numel)
     return stages
 
 

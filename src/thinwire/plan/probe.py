@@ -29,7 +29,8 @@ from .textbook import Line
 
 SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 FEW_SIZES = (1 << 10, 16 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # what a comparison can wait for
-_PAUSE = 0.03  # between two messages, as computing makes it
+_SHORT_PAUSE, _LONG_PAUSE = 0.03, 0.22  # seconds between two messages, as computing makes them
+_LONG_TRIP = 4e-3  # seconds of a message to a neighbour from which on it matters that TCP begins slowly
 _ROUNDS = 5  # over all sizes, so that a busy moment of the machine hurts none alone
 _WORTH_REPEATING = 0.4  # seconds
 _PAIR_SIZES = (1 << 10, 256 << 10, 2 << 20)
@@ -64,8 +65,9 @@ def measure(
         for place, (collective, size) in enumerate(grid):
             tell(f"{collective} {_written(size)}", number * len(grid) + place, _ROUNDS * len(grid))
             left = seconds - (time.perf_counter() - begin)
-            if _goes(comm, _expected(found, collective, size), device, left=left, first=number == 0):
-                found.setdefault((collective, size), []).append(_timed(comm, collective, size, device))
+            pause = _pause(found.get(("swap", sizes[0]), [0.0]))
+            if _goes(comm, _expected(found, collective, size), device, left=left - pause, first=number == 0):
+                found.setdefault((collective, size), []).append(_timed(comm, collective, size, device, pause))
     points: Points = {collective: [] for collective in COLLECTIVES}
     for (collective, size), taken in found.items():
         points[collective].append((float(size), statistics.median(taken)))
@@ -91,15 +93,24 @@ def _expected(found: dict[tuple[Collective, int], list[float]], collective: Coll
 
 
 def _goes(comm: Communicator, expected: float, device: torch.device, *, left: float, first: bool) -> bool:
-    """Whether there is time for it: rank 0 decides. After the first round, long messages are not repeated."""
-    goes = expected < left and (first or expected < _WORTH_REPEATING)
+    """Whether there is time for it: rank 0 decides. After the first round, long messages are not repeated.
+
+    The first two sizes are always measured: there is no line through fewer.
+    """
+    goes = expected == 0.0 or (expected < left and (first or expected < _WORTH_REPEATING))
     return bool(comm.broadcast(torch.tensor([int(goes)], device=device), source=0))
 
 
-def _timed(comm: Communicator, collective: Collective, size: int, device: torch.device) -> float:
+def _pause(small: Sequence[float]) -> float:
+    """Before a message. On a long line it is as long as a step: then TCP begins slowly again, as in training."""
+    trip = statistics.median(small)
+    return _SHORT_PAUSE if trip < _LONG_TRIP else _LONG_PAUSE + 3 * trip
+
+
+def _timed(comm: Communicator, collective: Collective, size: int, device: torch.device, pause: float = 0.0) -> float:
     """Seconds, mean over the ranks."""
     run = _operation(comm, collective, size, device)
-    time.sleep(_PAUSE)
+    time.sleep(pause)
     comm.all_reduce(torch.zeros(1, device=device))
     begin = time.perf_counter()
     run()
