@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from .cli_files import check_writable, write_json, write_text
 from .errors import OptionError
 
 if TYPE_CHECKING:
+    from .emulate.hosts import Method
     from .plan.advise import Plan
     from .plan.devices import Device
     from .plan.network import NetworkModel
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _JSON = typer.Option("--json", metavar="FILE", help="Write everything as JSON; - for standard output.")
 _EMULATE = typer.Option(metavar="NETWORK", help="Emulate this network here, such as 100mbit,5ms, and measure that.")
 _METHOD = typer.Option(help="How to emulate: kernel, switch or paced. Default: see thinwire doctor.")
-_LIMIT = 55.0
 
 
 def probe(
@@ -40,7 +40,6 @@ def probe(
     Start it with torchrun on the machines of a cluster, or give --emulate. The file it writes is for
     `thinwire plan --network network.json`.
     """
-
     if not 1 <= seconds <= 600:
         raise OptionError(f"--seconds is from 1 to 600, not {seconds:g}")
     check_writable(out, option="--out")
@@ -66,17 +65,14 @@ def probe(
 
 
 def _probed(text: str, workers: int, *, seconds: float, pairs: bool, method: str | None) -> NetworkModel:
-    from .emulate.hosts import METHODS
     from .plan.probe import probe_emulated
 
-    if method is not None and method not in METHODS:
-        raise OptionError(f"there is no method {method}: choose {', '.join(METHODS)}")
     with _Progress("measuring the network") as show:
         return probe_emulated(
             text,
             workers=workers,
-            method=method,
-            seconds=min(seconds, _LIMIT),
+            method=cast("Method | None", method),  # emulated_hosts refuses others
+            seconds=seconds,
             pairs=pairs,
             on_event=lambda event: show(event) if event["event"] == "probing" else None,
         )
@@ -166,16 +162,17 @@ def plan(
     ] = None,
     emulate: Annotated[str | None, _EMULATE] = None,
     device: Annotated[
-        str, typer.Option(help="What compresses: this (timed here), t4, a10g, a100, h100 (stated), or a file.")
-    ] = "this",
+        str | None,
+        typer.Option(help="What compresses: this (timed here; default), t4, a10g, a100, h100 (stated), or a file."),
+    ] = None,
     recipes: Annotated[
         str | None, typer.Option(help="With commas. Default: all presets and torch's fp16 hook.")
     ] = None,
-    bucket_mb: Annotated[float, typer.Option(help="Size of DDP's buckets.")] = 25.0,
+    bucket_mb: Annotated[float | None, typer.Option(help="Size of DDP's buckets. Default: 25.")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="With --emulate: train the recipes there and compare with the prediction.")
     ] = False,
-    steps: Annotated[int, typer.Option(help="With --verify: steps of each recipe.")] = 30,
+    steps: Annotated[int | None, typer.Option(help="With --verify: steps of each recipe. Default: 30.")] = None,
     method: Annotated[str | None, _METHOD] = None,
     report: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the map of a range as one HTML file.")
@@ -199,13 +196,20 @@ def plan(
     for name in chosen or ():
         Contender.named(name)  # which says what is wrong with it
     if verify:
-        _verify(emulate, counts, workload or "gpt", chosen, steps=steps, method=method, json_file=json_file)
+        unused = {"--model": model, "--params": params, "--step-time": step_time, "--network": network}
+        _refuse(
+            unused | {"--device": device, "--bucket-mb": bucket_mb, "--report": report}, "does not go with --verify"
+        )
+        _verify(emulate, counts, workload or "gpt", chosen, steps=steps or 30, method=method, json_file=json_file)
         return
-    if network is not None and emulate is not None:
-        raise OptionError("give --network or --emulate, not both")
+    _refuse({"--steps": steps}, "goes with --verify")
+    if emulate is None:
+        _refuse({"--method": method}, "goes with --emulate")
+    else:
+        _refuse({"--network": network}, "does not go with --emulate: give one of them")
     texts = networks_between(network or "lan-100m") if emulate is None else (emulate,)
-    profile = _profile(model, params, step_time, workload, bucket_mb=bucket_mb)
-    speeds = _device(device, chosen)
+    profile = _profile(model, params, step_time, workload, bucket_mb=25.0 if bucket_mb is None else bucket_mb)
+    speeds = _device(device or "this", chosen)
     base = None if emulate is None else _probed(emulate, max(2, counts[0]), seconds=20.0, pairs=False, method=method)
     if len(texts) * len(counts) > 1:
         _show_heat(profile, texts, speeds, counts, base, chosen, report=report, json_file=json_file)
@@ -213,6 +217,13 @@ def plan(
     if report is not None:
         raise OptionError("--report draws a map: give a range, such as --workers 2..64 or --network 10mbit..10gbit")
     _show_plan(profile, base, texts[0], speeds, counts[0], chosen, json_file=json_file)
+
+
+def _refuse(given: dict[str, object], why: str) -> None:
+    """What was typed is used or refused, never lost."""
+    for option, value in given.items():
+        if value is not None:
+            raise OptionError(f"{option} {why}")
 
 
 def _show_plan(
@@ -294,7 +305,9 @@ def _profile(
     if params is not None:
         if step_time is None:
             raise OptionError("--params needs --step-time, such as 120ms: how long a step takes without communication")
-        return of_size(_count(params), _seconds(step_time), bucket_mb=bucket_mb)
+        count = _number(params, {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}, option="--params", example="25.6M")
+        seconds = _number(step_time, {"us": 1e-6, "ms": 1e-3, "s": 1.0}, option="--step-time", example="120ms")
+        return of_size(round(count), seconds, bucket_mb=bucket_mb)
     if step_time is not None:
         raise OptionError("--step-time goes with --params; of a model it is measured")
     if workload is not None:
@@ -306,26 +319,11 @@ def _profile(
     return measured_profile(model, net, loss_of, bucket_mb=bucket_mb)
 
 
-def _count(text: str) -> int:
-    match = re.fullmatch(r"([0-9.]+)([kmgKMGbB]?)", text.strip())
-    try:
-        number = float(match[1]) if match else -1.0
-    except ValueError:
-        number = -1.0
-    if match is None or number <= 0:
-        raise OptionError(f"--params is a number such as 25.6M, not {text}")
-    return round(number * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}[match[2].lower()])
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"([0-9.]+)\s*(us|ms|s)", text.strip())
-    try:
-        number = float(match[1]) if match else -1.0
-    except ValueError:
-        number = -1.0
-    if match is None or number <= 0:
-        raise OptionError(f"--step-time is a time such as 120ms, not {text}")
-    return number * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
+def _number(text: str, units: dict[str, float], *, option: str, example: str) -> float:
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in units or not float(match[1]) > 0:
+        raise OptionError(f"{option} is such as {example}, not {text}")
+    return float(match[1]) * units[match[2]]
 
 
 def _device(name: str, chosen: tuple[str, ...] | None) -> Device:

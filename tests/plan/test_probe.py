@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from thinwire.errors import OptionError
+from thinwire.exchange.parcels import Layout, Parameter, one_dimensional_or_tiny
 from thinwire.plan.network import COLLECTIVES, NetworkModel
 from thinwire.plan.probe import probe_emulated
-from thinwire.plan.workload import Profile, buckets_of, measured_profile, model_named
+from thinwire.plan.workload import Profile, measured_profile, model_named
 
 
 def test_an_emulated_network_is_measured() -> None:
@@ -91,8 +92,9 @@ def test_a_profile_has_the_buckets_of_ddp_and_all_parameters() -> None:
     assert profile.backward > 0
     assert sum(bucket.exact for bucket in profile.buckets) == 4 * 512
     assert Profile.from_dict(json.loads(json.dumps(profile.as_dict()))) == profile
-    planned = buckets_of(Net(), bucket_mb=1.0)
-    assert sum(bucket.elements for bucket in planned) == profile.parameters
+    known = [Parameter.of(name, tensor, one_dimensional_or_tiny) for name, tensor in Net().named_parameters()]
+    planned = Layout.planned(known, first=1 << 20, cap=1 << 20)
+    assert sum(parcel.numel + parcel.exact_numel for parcel in planned.parcels) == profile.parameters
 
 
 def test_a_model_without_parameters_is_refused() -> None:

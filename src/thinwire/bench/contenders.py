@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..attach import Link, attach
 from ..errors import OptionError, RecipeError
+from ..plan.workload import passed_on
 from ..presets import PRESETS
 from ..recipe import parse
 
@@ -106,9 +107,7 @@ def _choices() -> str:
 
 
 def _send_nothing(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
+    return passed_on(bucket)
 
 
 def _register_torch_hook(model: DistributedDataParallel, name: str, group: Any) -> None:

@@ -13,25 +13,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ..codecs.base import Codec
 from ..comm import Communicator
 from ..errors import ThinwireError
+from ..exchange import TwoShot
 from ..plan.cost import predict
 from ..plan.devices import Device, measure_device, this_machine
 from ..plan.network import NetworkModel
 from ..plan.probe import FEW_SIZES, Tell, measure
 from ..plan.workload import Profile, Stopwatch, measured_profile
 from ..recipe import parse
+from .contenders import Contender
+from .trainee import Trainee
 from .workloads import Workload, workload
 
 _WARM, _STEPS = 3, 10
-
-
-def known_to_plans(name: str) -> bool:
-    """torch's PowerSGD is not predicted: what it computes is not in our scripts."""
-    return not name.startswith("torch-powersgd")
 
 
 def device_for(recipes: Sequence[str]) -> Device:
@@ -45,8 +42,8 @@ def codecs_of(recipes: Sequence[str]) -> list[Codec]:
         if not name.startswith(("ddp", "torch-")):
             recipe = parse(name)
             codecs.append(recipe.codec)
-            back = getattr(recipe.exchange, "codec_back", None)
-            codecs += [back(recipe.codec)] if back is not None else []
+            if isinstance(recipe.exchange, TwoShot):
+                codecs.append(recipe.exchange.codec_back(recipe.codec))
     return codecs
 
 
@@ -85,36 +82,25 @@ class _Rehearsal:
     """Steps that send nothing, on all workers at once, each begun together."""
 
     def __init__(self, work: Workload, everyone: Communicator, alone: Any, *, bucket_mb: float) -> None:
-        self._work, self._everyone = work, everyone
-        self._model = DistributedDataParallel(
-            work.model(seed=0), process_group=alone, bucket_cap_mb=bucket_mb, init_sync=False
-        )
-        self._watch, self._optimizer = Stopwatch(self._model), work.optimizer(self._model)
-        self._number = 0
+        self._everyone = everyone
+        self._trainee = Trainee(Contender.named("ddp"), work, seed=0, group=alone, bucket_mb=bucket_mb)
+        self._watch = Stopwatch(self._trainee.model)
         self._slowest: list[float] = []
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self._everyone.all_reduce(torch.zeros(1))
             begin = time.perf_counter()
-            self._watch.step(self._step)
+            self._watch.step(lambda: self._trainee.train(1))
             taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
             self._slowest.append(float(self._everyone.all_reduce(taken, op="max")))
-
-    def _step(self) -> None:
-        rank, ranks = self._everyone.rank, self._everyone.world_size
-        inputs, targets = self._work.batch(self._number, seed=0, rank=rank, world_size=ranks)
-        self._optimizer.zero_grad()
-        self._model(inputs, targets).backward()
-        if self._work.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._work.clip)
-        self._optimizer.step()
-        self._number += 1
 
     def profile(self) -> Profile:
         """The mean over the workers, and what the slowest of them adds to it."""
         ranks = self._everyone.world_size
-        mine = self._watch.profile(self._work.name, processors=len(os.sched_getaffinity(0)) / ranks, warm=_WARM)
+        mine = self._watch.profile(
+            self._trainee.workload.name, processors=len(os.sched_getaffinity(0)) / ranks, warm=_WARM
+        )
         numbers = [mine.forward, mine.backward, mine.rest, *(bucket.ready for bucket in mine.buckets)]
         sums = self._everyone.all_reduce(torch.tensor(numbers, dtype=torch.float64))
         forward, backward, rest, *ready = (sums / ranks).tolist()
@@ -132,8 +118,7 @@ def predictions(measured: dict[str, Any], recipes: Sequence[str], *, workers: in
     found: dict[str, float | None] = {}
     for name in recipes:
         try:
-            known = known_to_plans(name)
-            found[name] = 1e3 * predict(name, profile, network, device, workers=workers).step if known else None
-        except ThinwireError:
+            found[name] = 1e3 * predict(name, profile, network, device, workers=workers).step
+        except ThinwireError:  # torch's PowerSGD is no recipe: what it computes is in none of our scripts
             found[name] = None
     return found

@@ -125,14 +125,14 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """
     return (
         row["recipe"],
-        _shown(row["step_ms"], "{:,.1f}"),
-        _shown(row.get("predicted_ms"), "{:,.0f}"),
-        _shown(row["fraction_of_no_communication"], "{:.2f}"),
+        shown(row["step_ms"], "{:,.1f}"),
+        shown(row.get("predicted_ms"), "{:,.0f}"),
+        shown(row["fraction_of_no_communication"], "{:.2f}"),
         "-" if row["bytes_per_step"] is None else human_bytes(row["bytes_per_step"]),
-        _shown(row["final_loss"], "{:.3f}"),
-        _shown(row["seconds_to_target"], "{:.1f} s"),
-        _shown(row["speedup_over_ddp"], "{:.1f}"),
-        _shown(row["speedup_to_target"], "{:.1f}"),
+        shown(row["final_loss"], "{:.3f}"),
+        shown(row["seconds_to_target"], "{:.1f} s"),
+        shown(row["speedup_over_ddp"], "{:.1f}"),
+        shown(row["speedup_to_target"], "{:.1f}"),
     )
 
 
@@ -148,7 +148,8 @@ def human_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def _shown(value: float | None, form: str) -> str:
+def shown(value: float | None, form: str) -> str:
+    """A dash for what was not measured."""
     return "-" if value is None else form.format(value)
 
 

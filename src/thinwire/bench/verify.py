@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import OptionError
 from .runner import Settings, compare
+from .screen import shown
 
 RECIPES = ("ddp", "global-qsgd-8", "two-shot-4", "two-shot-1", "threshold-k", "ar-top-k")
 _LAP = 6
@@ -104,8 +105,8 @@ def as_text(found: dict[str, Any]) -> str:
     """For a terminal."""
     lines = [f"{'recipe':18}{'workers':>8}{'predicted ms':>14}{'measured ms':>13}{'error':>8}"]
     for row in found["rows"]:
-        predicted, measured = (_shown(row[key], "{:,.0f}") for key in ("predicted_ms", "measured_ms"))
-        error = _shown(row["error"], "{:+.0%}")
+        predicted, measured = (shown(row[key], "{:,.0f}") for key in ("predicted_ms", "measured_ms"))
+        error = shown(row["error"], "{:+.0%}")
         lines.append(f"{row['recipe']:18}{row['workers']:>8}{predicted:>14}{measured:>13}{error:>8}")
     lines.append(
         f"{found['within_15_percent']} of {found['cells']} within 15 %, {found['within_30_percent']} within 30 %"
@@ -116,7 +117,3 @@ def as_text(found: dict[str, Any]) -> str:
             f" ({one['over_best']:+.1%})"
         )
     return "\n".join(lines)
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)

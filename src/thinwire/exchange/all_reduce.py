@@ -93,7 +93,9 @@ class AllReduce(Exchange):
 
 def floats_sum(codec: Fp32 | Fp16 | Bf16, values: int, exact: int, world_size: int) -> list[Op]:
     """The script of a `FloatSum`; its last word is a `Wait`."""
-    if isinstance(codec, Fp32) or not values:
+    if not values:
+        return [*exact_beside(exact), Wait("exact")] if exact else []
+    if isinstance(codec, Fp32):
         return awaited_sum(4 * (values + exact), world_size, "sum")
     summed = awaited_sum(codec.dtype.itemsize * values, world_size, "sum")
     return [*exact_beside(exact), *summed, Wait("exact")] if exact else summed

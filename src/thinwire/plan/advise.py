@@ -15,7 +15,7 @@ from ..errors import ThinwireError
 from ..exchange import TwoShot
 from ..presets import PRESETS
 from ..recipe import Recipe, parse
-from .cost import Prediction, predict
+from .cost import TORCHS_OWN, Prediction, predict
 from .devices import Device
 from .network import NetworkModel
 from .workload import Profile
@@ -37,7 +37,6 @@ class Row:
     exactness: float  # 1 for what DDP does, less the coarser it is: 1 / (1 + omega), or delta
     biased: bool
     speedup: float  # over plain DDP, per step
-    refused: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -59,11 +58,14 @@ class Plan:
 
     rows: tuple[Row, ...]
     advised: Row
-    quickest: Row
     verdict: str
     why: str
     sure: str
     refused: dict[str, str]
+
+    @property
+    def quickest(self) -> Row:
+        return self.rows[0]
 
     @property
     def marked(self) -> tuple[str, ...]:
@@ -102,16 +104,13 @@ def make_plan(
     >>> fast.verdict
     'Stay with plain DDP: nothing is predicted to be 5 % faster.'
     """
-    names = list(dict.fromkeys(("ddp", *recipes)))
-    dense = predict("ddp", profile, network, device, workers=workers)
-    rows, refused = [], {}
-    for name in names:
+    predicted, refused = dict[str, Prediction](), dict[str, str]()
+    for name in dict.fromkeys(("ddp", *recipes)):
         try:
-            prediction = predict(name, profile, network, device, workers=workers)
+            predicted[name] = predict(name, profile, network, device, workers=workers)
         except ThinwireError as problem:
             refused[name] = str(problem)
-            continue
-        rows.append(_row(name, prediction, dense, profile, workers))
+    rows = [_row(name, one, predicted["ddp"], profile, workers) for name, one in predicted.items()]
     rows.sort(key=lambda row: row.prediction.step)
     plain = next(row for row in rows if row.recipe == "ddp")
     advised = _advised(rows, plain)
@@ -120,9 +119,7 @@ def make_plan(
         if advised is not plain
         else "Stay with plain DDP: nothing is predicted to be 5 % faster."
     )
-    return Plan(
-        tuple(rows), advised, rows[0], verdict, _why(advised, plain, workers), _sure(profile, network, device), refused
-    )
+    return Plan(tuple(rows), advised, verdict, _why(advised, plain, workers), _sure(profile, network, device), refused)
 
 
 def _advised(rows: Sequence[Row], plain: Row) -> Row:
@@ -152,7 +149,7 @@ def statistical_price(
     >>> statistical_price("top-k", 1 << 20)[0]
     'biased, keeps at least 1.00 % of |u|^2 a step; the rest is sent later'
     """
-    if name in ("ddp", "torch-fp16", "torch-bf16"):
+    if name in TORCHS_OWN:
         return ("none" if name == "ddp" else "rounded to half precision"), 1.0, False
     recipe = parse(name)
     if recipe.dense:

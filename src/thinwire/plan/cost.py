@@ -19,6 +19,7 @@ from .network import Cost, NetworkModel
 from .workload import Bucket, Profile
 
 LANES = 2
+TORCHS_OWN = {"ddp": 4, "torch-fp16": 2, "torch-bf16": 2}  # bytes an element that is added up
 _WAKE = 1.5e-3  # seconds until a thread whose message has come gets a processor, if a worker has one of its own
 
 
@@ -80,10 +81,9 @@ def predict(
 
 def jobs_of(recipe: Recipe | str, profile: Profile, *, workers: int) -> list[Job]:
     """What each bucket of the profile has to go through."""
-    if isinstance(recipe, str) and recipe in ("ddp", "torch-fp16", "torch-bf16"):
-        itemsize = 4 if recipe == "ddp" else 2
+    if isinstance(recipe, str) and recipe in TORCHS_OWN:
         return [
-            Job(bucket.ready * profile.backward, _summed(bucket, itemsize, workers), lane)
+            Job(bucket.ready * profile.backward, _summed(bucket, TORCHS_OWN[recipe], workers), lane)
             for lane, bucket in enumerate(profile.buckets)  # torch starts them all, without a thread of its own
         ]
     checked = parse(recipe) if isinstance(recipe, str) else recipe

@@ -31,6 +31,7 @@ SCHEMA = 1
 _KIND = "device"
 _LARGE, _SMALL = 1 << 22, 1 << 12  # more than a cache holds, as gradients are; and next to nothing
 _ROUNDS, _TURNS = 3, 3
+_UNKNOWN = 6.0  # passes that stand for a stage of which nothing is known
 _HOOK = 11e-3  # of a step: threads, futures, gloo; what was left of 48 cells of benchmarks/plan.py, all else explained
 
 _Stages = dict[str, tuple[Callable[[], object], int]]  # what to time, and how many elements it counts as in scripts
@@ -46,7 +47,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Device:
-    """Prices work. `speeds` by codec as it is written, or by its name alone, and stage.
+    """Prices work. `speeds` by codec as it is written, and stage; a codec that is not there counts as some passes.
 
     >>> gpu = Device.named("a100")
     >>> 1e6 * gpu.seconds(Work("pass", 1_000_000)) < 50
@@ -56,7 +57,6 @@ class Device:
     name: str
     sweep: Speed  # reading and writing every element once
     speeds: Mapping[str, Speed] = field(default_factory=dict)
-    otherwise: float = 6.0  # passes that stand for a codec of which nothing is known
     hook: float = 0.0  # processor seconds of a step that no loop explains: threads, futures, gloo
     stated: bool = False  # by a data sheet, not measured
 
@@ -69,10 +69,8 @@ class Device:
         return work.messages * speed.fixed + work.elements * speed.each
 
     def _speed(self, codec: Codec, stage: Stage) -> Speed:
-        for key in (_key(codec, stage), f"{codec.name} {stage}", f"{_kind(codec)} {stage}"):
-            if key in self.speeds:
-                return self.speeds[key]
-        return Speed(self.sweep.fixed, self.otherwise * self.sweep.each)
+        unknown = Speed(self.sweep.fixed, _UNKNOWN * self.sweep.each)
+        return self.speeds.get(_key(codec, stage), unknown)
 
     def knows(self, codec: Codec) -> bool:
         return any(_key(codec, stage) in self.speeds for stage in ("encode", "left"))
@@ -123,10 +121,6 @@ def _key(codec: Codec, stage: str) -> str:
     return f"{codec.spec()} {stage}"
 
 
-def _kind(codec: Codec) -> str:
-    return "sparse" if codec.sparse else "dense"
-
-
 # ------------------------------------------------------------------------------------------------------ measured
 
 
@@ -136,7 +130,7 @@ def measure_device(codecs: Iterable[Codec], *, known: Device | None = None) -> D
     torch.set_num_threads(1)
     try:
         speeds = dict(known.speeds) if known is not None else {}
-        for codec in codecs:
+        for codec in dict.fromkeys(codecs):  # recipes share codecs
             if known is None or not known.knows(codec):
                 speeds.update(_speeds_of(codec))
         sweep = _sweep() if known is None else known.sweep
@@ -233,15 +227,13 @@ def cache_file() -> Path:
     return Path(folder) / "thinwire" / "device.json"
 
 
-def this_machine(codecs: Iterable[Codec], *, fresh: bool = False) -> Device:
+def this_machine(codecs: Iterable[Codec]) -> Device:
     """The speeds of this machine: from the last time where they are known, else measured, which takes seconds."""
     path, wanted = cache_file(), list(codecs)
-    known = None
-    if not fresh:
-        try:
-            known = Device.named(str(path))
-        except OptionError:
-            known = None  # none yet, or of another version
+    try:
+        known = Device.named(str(path))
+    except OptionError:
+        known = None  # none yet, or of another version
     if known is not None and all(known.knows(codec) for codec in wanted):
         return known
     device = measure_device(wanted, known=known)

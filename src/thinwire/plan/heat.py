@@ -116,12 +116,12 @@ def make_heat(
     base: NetworkModel | None = None,
     recipes: Sequence[str] = RECIPES,
 ) -> Heat:
-    """A plan for every cell. A measured `base` is scaled from its own rate where networks are only rates."""
+    """A plan for every cell. `base` is the one network, where it was measured."""
     if len(networks) * len(workers) > _MOST_CELLS:
         raise OptionError(f"a map has at most {_MOST_CELLS} cells: narrow --workers or --network")
     lines = []
     for text in networks:
-        network = base if base is not None and len(networks) == 1 else NetworkModel.named(text)
+        network = base or NetworkModel.named(text)
         line = []
         for count in workers:
             plan = make_plan(profile, network, device, workers=count, recipes=recipes)

@@ -235,6 +235,13 @@ def _regime_as_dict(regime: Regime) -> dict[str, float | None]:
     return {**asdict(regime), "upto": None if math.isinf(regime.upto) else regime.upto}
 
 
+def _on_nvlink(name: str, *, milliseconds: float, gigabits: float) -> NetworkModel:
+    inner, about = Line.of(milliseconds=0.005, gigabits=2400), f"8 GPUs a host on NVLink, {gigabits:g} Gbit/s between"
+    return NetworkModel(
+        name, Line.of(milliseconds=milliseconds, gigabits=gigabits), inner=inner, per_host=8, about=about
+    )
+
+
 PRESETS: Mapping[str, NetworkModel] = {
     model.name: model
     for model in (
@@ -244,19 +251,7 @@ PRESETS: Mapping[str, NetworkModel] = {
         NetworkModel("100gbe", Line.of(milliseconds=0.02, gigabits=100), about="100 Gbit/s Ethernet"),
         NetworkModel("cross-region", Line.of(milliseconds=30, gigabits=0.5), about="two regions of a cloud"),
         NetworkModel("home-dsl", Line.of(milliseconds=15, gigabits=0.01), about="what a household sends by DSL"),
-        NetworkModel(
-            "nvlink+10gbe",
-            Line.of(milliseconds=0.05, gigabits=10),
-            inner=Line.of(milliseconds=0.005, gigabits=2400),
-            per_host=8,
-            about="hosts of 8 GPUs on NVLink, 10 Gbit/s between them",
-        ),
-        NetworkModel(
-            "nvlink+100gbe",
-            Line.of(milliseconds=0.02, gigabits=100),
-            inner=Line.of(milliseconds=0.005, gigabits=2400),
-            per_host=8,
-            about="hosts of 8 GPUs on NVLink, 100 Gbit/s between them",
-        ),
+        _on_nvlink("nvlink+10gbe", milliseconds=0.05, gigabits=10),
+        _on_nvlink("nvlink+100gbe", milliseconds=0.02, gigabits=100),
     )
 }

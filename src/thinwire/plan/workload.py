@@ -126,22 +126,6 @@ def _squares(size: int, side: int = 1024) -> tuple[Shape, ...]:
 # ------------------------------------------------------------------------------------------------------ measured
 
 
-def buckets_of(model: nn.Module, *, bucket_mb: float = 25.0) -> tuple[Bucket, ...]:
-    """The buckets that DDP will make if gradients become ready in reverse order, each ready in turn."""
-    parameters = [
-        Parameter.of(name, tensor, one_dimensional_or_tiny)
-        for name, tensor in model.named_parameters()
-        if tensor.requires_grad
-    ]
-    layout = Layout.planned(parameters, first=_FIRST_BUCKET, cap=int(bucket_mb * _MB))
-    total = sum(parameter.numel for parameter in parameters) or 1
-    done, buckets = 0, []
-    for parcel in layout.parcels:
-        done += parcel.numel + parcel.exact_numel
-        buckets.append(Bucket(tuple(part.shape for part in parcel.parts), parcel.exact_numel, done / total))
-    return tuple(buckets)
-
-
 @dataclass(frozen=True)
 class _Timed:
     """One step: seconds of its parts, and the parameters of each bucket with the time of its arrival."""
@@ -150,6 +134,13 @@ class _Timed:
     backward: float
     whole: float
     arrived: Sequence[tuple[float, list[str]]]
+
+
+def passed_on(bucket: Any) -> torch.futures.Future[Tensor]:
+    """What a hook returns that sends nothing."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 class Stopwatch:
@@ -174,9 +165,7 @@ class Stopwatch:
     def _hook(self, state: object, bucket: Any) -> Any:  # DDP checks annotations that are there
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         self._arrived.append((time.perf_counter(), names))
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+        return passed_on(bucket)
 
     _hook.__annotations__.clear()
 
@@ -189,23 +178,21 @@ class Stopwatch:
             forward, backward = self._forward_done - self._began, self._arrived[-1][0] - self._forward_done
             self._steps.append(_Timed(forward, backward, end - begin, self._arrived))
 
-    def profile(self, name: str, *, processors: float = math.inf, meeting: float = 0.0, warm: int = 3) -> Profile:
+    def profile(self, name: str, *, processors: float = math.inf, warm: int = 3) -> Profile:
         """The means over the steps after the first few, in which DDP arranges its buckets."""
         steps = self._steps[warm:] or self._steps
         if not steps:
             raise OptionError(f"{name} has no gradients to send: does its loss need any parameter?")
         forward, backward = _mean([step.forward for step in steps]), _mean([step.backward for step in steps])
-        shapes = {key: tuple(p.shape) for key, p in self._model.module.named_parameters()}
-        exact = {key: one_dimensional_or_tiny(key, p) for key, p in self._model.module.named_parameters()}
         arrived, buckets = [step.arrived for step in steps if len(step.arrived) == len(steps[-1].arrived)], []
-        for number, (_, names) in enumerate(arrived[-1]):
+        parameters = [Parameter.of(key, p, one_dimensional_or_tiny) for key, p in self._model.module.named_parameters()]
+        layout = Layout(parameters, [names for _, names in arrived[-1]])
+        for number, parcel in enumerate(layout.parcels):
             at = _mean([each[number][0] - each[-1][0] for each in arrived])
-            ready = 1.0 + at / backward if backward > 0 else 1.0
-            matrices = tuple(shapes[key] for key in names if not exact[key])
-            small = sum(math.prod(shapes[key]) for key in names if exact[key])
-            buckets.append(Bucket(matrices, small, min(1.0, max(0.0, ready))))
+            ready = min(1.0, max(0.0, 1.0 + at / backward)) if backward > 0 else 1.0
+            buckets.append(Bucket(tuple(part.shape for part in parcel.parts), parcel.exact_numel, ready))
         rest = max(0.0, _mean([step.whole for step in steps]) - forward - backward)
-        return Profile(name, forward, backward, rest, tuple(buckets), processors, meeting, measured=True)
+        return Profile(name, forward, backward, rest, tuple(buckets), processors, measured=True)
 
 
 def _mean(values: Sequence[float]) -> float:
