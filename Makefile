@@ -57,7 +57,7 @@ lint: setup
 
 # One thread: results repeat, and tests that start several processes do not fight over the cores. Groups of tests run
 # side by side (see conftest.py), but not too many: each may start eight processes.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 test: lint network-tools browser
 	$(PYTEST)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 # Before triton is imported, which is when it chooses. On a machine with a GPU, TRITON_INTERPRET=0 runs them on it.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+_TOGETHER = "tests/multi"  # the folder whose tests share ranks, which take long to start
 
-@pytest.hookimpl(tryfirst=True)
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`: a file is a group, and all of tests/multi is one, because starting ranks takes long.
+    """The longest group comes first, so that the others can run beside it."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_TOGETHER))
 
-    That group is the longest and comes first, so that the others can run beside it.
-    """
-    for item in items:
-        together = item.path.parent if item.path.parent.name == "multi" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(together.relative_to(Path(__file__).parent))))
-    items.sort(key=lambda item: item.path.parent.name != "multi")
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file is a group, and all of `_TOGETHER` is one. Marks of xdist do not say so to pytest 9.2 any more."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _TOGETHER if nodeid.startswith(_TOGETHER) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,8 +83,11 @@ class Run:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05)
 
     def _spoiler(self, at: int, value: float) -> Callable[[Tensor], Tensor | None]:
+        held = weakref.ref(self)  # a hook of a parameter that holds its model is never collected, nor are its sockets
+
         def spoil(gradient: Tensor) -> Tensor | None:
-            if self.now != at:
+            run = held()
+            if run is None or run.now != at:
                 return None
             gradient = gradient.clone()
             gradient.view(-1)[7] = value
