@@ -7,6 +7,7 @@ True
 """
 
 from . import theory
+from .adapt import auto
 from .attach import Link, attach
 from .codecs.base import Codec
 from .codecs.cast import bf16, fp8, fp16, fp32
@@ -49,6 +50,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "attach",
+    "auto",
     "bf16",
     "chain",
     "dgc_k",

@@ -74,6 +74,7 @@ class Pending:
         self._network, self._kind, self._sent, self._wait = network, kind, sent, wait
         self._result = result
         self._begin = time.perf_counter()
+        self._end = _End.of(wait) if network.spans is not None else None
 
     def wait(self) -> Tensor:
         wait, self._wait = self._wait, None
@@ -83,8 +84,27 @@ class Pending:
             except RuntimeError as failure:
                 raise self._network.failure(self._kind, failure) from failure
             finally:
-                self._network._count(self._kind, self._sent, self._begin)
+                ended = None if self._end is None else self._end.at
+                self._network._count(self._kind, self._sent, self._begin, ended)
         return self._result
+
+
+class _End:
+    """When a collective was over, which may be long before anyone waits for it."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    @classmethod
+    def of(cls, wait: Wait | None) -> _End | None:
+        if not isinstance(wait, _Waiter):
+            return None
+        end = cls()
+        wait.work.get_future().add_done_callback(end._note)
+        return end
+
+    def _note(self, future: object) -> None:
+        self.at = time.perf_counter()
 
 
 class Network(ABC):
@@ -94,6 +114,7 @@ class Network(ABC):
         self.rank = rank
         self.world_size = world_size
         self.first_start: float | None = None  # time.perf_counter() of the first collective of this lap
+        self.spans: list[tuple[float, float]] | None = None  # a list to have every collective's begin and end in it
         self._traffic: dict[str, Traffic] = {}
         self._counted_until = 0.0
         self._lock = threading.Lock()
@@ -152,6 +173,12 @@ class Network(ABC):
             sent = sum(map(_bytes, outgoing.values()))
             self._start("swap", sent, torch.empty(0), lambda: self._swap(outgoing, incoming)).wait()
 
+    def take_spans(self) -> list[tuple[float, float]]:
+        """Begin and end of the collectives since the last call, if `spans` is a list."""
+        with self._lock:
+            spans, self.spans = self.spans or [], None if self.spans is None else []
+            return spans
+
     def begin_lap(self) -> None:
         """Forget `first_start`: the next collective sets it."""
         self.first_start = None
@@ -192,9 +219,11 @@ class Network(ABC):
 
     # ---------------------------------------------------------------------------------------------- counting
 
-    def _count(self, kind: str, sent: int, begin: float) -> None:
+    def _count(self, kind: str, sent: int, begin: float, end: float | None = None) -> None:
         now = time.perf_counter()
         with self._lock:
+            if self.spans is not None:
+                self.spans.append((begin, end or now))
             traffic = self._traffic.setdefault(kind, Traffic())
             traffic.calls += 1
             traffic.bytes += sent
@@ -279,7 +308,7 @@ class Communicator(Network):
 
     def _all_reduce(self, tensor: Tensor, op: Op) -> Wait:
         operation = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
-        return _waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True))
+        return _Waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True))
 
     def _all_reduce_soon(self, tensor: Tensor, op: Op) -> Wait:
         if self._sends_directly and tensor.is_contiguous() and 0 < _bytes(tensor) <= SMALL_SUM:
@@ -291,14 +320,14 @@ class Communicator(Network):
         if self._sends_directly and _bytes(tensor) <= SMALL_SUM:
             rows = tensor.view(1, -1).expand(self.world_size, -1).contiguous()
             return self._all_to_all(flat.view_as(rows), rows)
-        return _waiter(collective("all_gather")(flat, tensor.view(-1), group=self.group, async_op=True))
+        return _Waiter(collective("all_gather")(flat, tensor.view(-1), group=self.group, async_op=True))
 
     def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait:
-        return _waiter(collective("all_to_all")(out, rows, group=self.group, async_op=True))
+        return _Waiter(collective("all_to_all")(out, rows, group=self.group, async_op=True))
 
     def _broadcast(self, tensor: Tensor, source: int) -> Wait:
         root = dist.get_global_rank(self.group, source)
-        return _waiter(collective("broadcast")(tensor, src=root, group=self.group, async_op=True))
+        return _Waiter(collective("broadcast")(tensor, src=root, group=self.group, async_op=True))
 
     def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Wait:
         def far(peer: int) -> int:
@@ -364,8 +393,14 @@ class _TwoTrips:
         self._flat.copy_(self._rows.view(-1)[: self._flat.numel()])
 
 
-def _waiter(work: dist.Work) -> Wait:
-    return work.wait
+class _Waiter:
+    """Waits for a collective of torch."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self.work = work
+
+    def __call__(self) -> object:
+        return self.work.wait()
 
 
 def _bytes(tensor: Tensor) -> int:

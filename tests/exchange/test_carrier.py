@@ -243,7 +243,7 @@ def test_a_flushed_debt_is_paid_once() -> None:
     dense, zeros = Carrier(parse("all_reduce"), memory=sparse.memory), torch.zeros(2)
     paid = []
     for step in (1, 2):
-        paid.append(dense.carry("w", zeros.clone(), network=network, step=step, flush=True).mean)
+        paid.append(dense.carry("w", zeros.clone(), network=network, step=step).mean)
         dense.settle(finite=True)
     assert torch.equal(paid[0], torch.tensor([0.0, 1.0]))
     assert not paid[1].any()
@@ -257,7 +257,7 @@ def test_a_flush_pays_also_for_a_rank_that_did_not_use_the_parameter() -> None:
     for carrier in ranks.carriers:
         carrier.recipe = parse("all_reduce")
     gradients = [torch.ones(4), torch.zeros(4)]
-    mean = ranks.step(gradients, 1, flush=True, may_be_unused=True)
+    mean = ranks.step(gradients, 1, may_be_unused=True)
     torch.testing.assert_close(2 * mean.double(), owed + 1.0)
 
 
@@ -265,7 +265,9 @@ def test_a_flush_that_was_not_finite_leaves_the_debt() -> None:
     ranks = Ranks("ef|top_k:0.5|all_gather", 1)
     ranks.step([torch.tensor([3.0, 1.0])], 0)
     before = ranks.snapshot()
-    ranks.carry("w", [torch.tensor([math.inf, 0.0])], 1, flush=True)
+    for carrier in ranks.carriers:
+        carrier.recipe = parse("all_reduce")
+    ranks.carry("w", [torch.tensor([math.inf, 0.0])], 1)
     ranks.settle(finite=False)
     assert same_bits(ranks.snapshot(), before)
 

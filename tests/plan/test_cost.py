@@ -87,7 +87,7 @@ def random_jobs(draw: random.Random) -> tuple[list[Job], dict[Send, Cost], float
 @pytest.mark.parametrize("seed", range(8))
 def test_the_pipeline_ends_when_a_simulation_in_ticks_does(seed: int, processors: float) -> None:
     jobs, costs, backward = random_jobs(random.Random(seed))
-    found = simulate(jobs, costs, UNIT, backward=backward, processors=processors)
+    found, _ = simulate(jobs, costs, UNIT, backward=backward, processors=processors)
     events = sum(len(job.script) for job in jobs)
     assert found == pytest.approx(
         in_ticks(jobs, costs, backward=backward, processors=processors), abs=(events + 2) * 2 * TICK
@@ -104,17 +104,17 @@ def test_without_work_it_is_the_closed_form(seed: int) -> None:
         send = Send("all_reduce", lane + 1, "bucket")
         costs[send] = Cost(0.0, seconds)
         jobs.append(Job(at, [send, Wait("bucket")], lane))
-    found = simulate(jobs, costs, UNIT, backward=0.1, processors=math.inf)
+    found, _ = simulate(jobs, costs, UNIT, backward=0.1, processors=math.inf)
     assert found == pytest.approx(max(0.1, closed_form(ready, sends)), abs=1e-6)
 
 
 def test_sharing_processors_slows_both_by_what_they_take() -> None:
     """One processor: backward of 100 ms and 50 ms of coding beside it take 150 ms together."""
     jobs = [Job(0.0, [Work("pass", 50)], 0)]
-    assert simulate(jobs, {}, UNIT, backward=0.1, processors=1.0) == pytest.approx(0.15)
-    assert simulate(jobs, {}, UNIT, backward=0.1, processors=2.0) == pytest.approx(0.1)
+    assert simulate(jobs, {}, UNIT, backward=0.1, processors=1.0)[0] == pytest.approx(0.15)
+    assert simulate(jobs, {}, UNIT, backward=0.1, processors=2.0)[0] == pytest.approx(0.1)
     # Half a processor each: backward was measured so, coding was not.
-    assert simulate(jobs, {}, UNIT, backward=0.1, processors=0.5) == pytest.approx(0.2)
+    assert simulate(jobs, {}, UNIT, backward=0.1, processors=0.5)[0] == pytest.approx(0.2)
 
 
 PROFILE = of_size(5_000_000, 0.1)

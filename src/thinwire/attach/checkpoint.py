@@ -133,6 +133,7 @@ def state_of(link: Link) -> dict[str, Any]:
         "layout": link.layout.groups,
         "layout_is_final": link.layout_is_final,
         "memory": None if carrier.memory is None else carrier.memory.kind,
+        "auto": None if link.pilot is None else link.pilot.state(),
     }
     part: dict[str, Any] = {
         "info": json.dumps(info),
@@ -179,12 +180,16 @@ def load(link: Link, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> 
     # A rank that is new takes another's codec states: power iterations must start alike everywhere.
     content = _content_of(parts[mine[0] if mine else min(parts)])
     memory = carrier.memory
-    if memory is None and content["backs"] and world != link.world_size:
-        memory = ErrorFeedback().start()  # what second shots of other pieces kept back goes with the next step
+    owes = content["backs"] and world != link.world_size  # what second shots of other pieces kept back goes next
+    if memory is None and (owes or (link.pilot is not None and info["memory"] is not None)):
+        memory = ErrorFeedback().start()
     kept = None if memory is None else _added(link, memory.keeps, layout, [parts[rank] for rank in mine], world)
     link.agree_on_step(info["step"])
     link.layout, link.layout_is_final = layout, info["layout_is_final"] or link.layout_is_final
     link.step, link.seed = info["step"], info["seed"]
+    if link.pilot is not None:
+        link.pilot.moved(layout)
+        carrier = link.resume_auto(info.get("auto"))
     carrier.seed = link.seed
     carrier.restart()
     if info["scale"] is not None:
@@ -240,6 +245,8 @@ def _check_fits(link: Link, info: Mapping[str, Any]) -> None:
         raise StateError(
             f"the saved state and this model differ in parameter {min(unmatched)}: load the state of the same model"
         )
+    if link.pilot is not None:
+        return  # it takes over every memory, and chooses its recipe itself
     if info["memory"] is not None and link.carrier.memory is None:
         raise StateError(
             f"the state was saved with {info['recipe']} and still owes gradients, and {link.recipe} has no memory "

@@ -74,6 +74,14 @@ class Conductor:
             if self._failure is not None:
                 raise self._failure
 
+    def log_spans(self) -> None:
+        """Keep begin and end of every collective from now on, for `take_spans`."""
+        for lane in self._lanes:
+            lane.communicator.spans = []
+
+    def take_spans(self) -> list[tuple[float, float]]:
+        return [span for lane in self._lanes for span in lane.communicator.take_spans()]
+
     def close(self) -> None:
         """End the threads and release the process groups. Afterwards nothing can be submitted."""
         for lane in self._lanes:

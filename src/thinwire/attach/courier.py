@@ -39,7 +39,7 @@ class Courier:
                 torch.cuda.current_stream(parcel.device).synchronize()
         except Exception as failure:
             why = str(failure) if isinstance(failure, ThinwireError) else repr(failure)
-            where = f"{parcel} could not be sent by {self._carrier.recipe} in step {step.number}"
+            where = f"{parcel} could not be sent by {self._carrier.recipe_of(parcel.name)} in step {step.number}"
             raise ExchangeError(f"{where}: {why}") from failure
         step.finite.append(delivery.finite)
         sent = lane.communicator.traffic - before
@@ -53,13 +53,17 @@ class Courier:
             exchange_seconds=sent.seconds,
             decode_seconds=max(0.0, decoded),
         )
+        step.exchanges[parcel.index] = sent.seconds
+        if step.measures and (measured := self._carrier.measured(parcel.name)) is not None:
+            step.energies.append((measured.offered, measured.left))
         self._sample(step, parcel, delivery, lane, record)
         self._meter.record(record)
 
     def _carry(self, step: Step, parcel: Parcel, lane: Lane) -> Delivery:
         carrier, device = self._carrier, parcel.device
-        flat = carrier.buffer(parcel.name, parcel.numel, device) if carrier.memory is not None else None
-        if flat is None and carrier.memory is not None:
+        remembers = carrier.remembers(parcel.name)
+        flat = carrier.buffer(parcel.name, parcel.numel, device) if remembers else None
+        if flat is None and remembers:
             flat = torch.empty(parcel.numel, dtype=torch.float32, device=device)  # it will hold the residual
         elif flat is None:
             flat = lane.scratch("u", parcel.numel, device)
@@ -73,8 +77,7 @@ class Courier:
             parts=parcel.parts,
             out=lane.scratch("mean", parcel.numel, device),
             may_be_unused=self._may_be_unused,
-            flush=step.flush,
-            measure=self._meter.samples(step.number),
+            measure=self._meter.samples(step.number) or step.measures,
         )
 
     def _sample(self, step: Step, parcel: Parcel, delivery: Delivery, lane: Lane, record: BucketRecord) -> None:

@@ -4,7 +4,7 @@ No `from __future__ import annotations` here: DDP compares the annotations of a 
 """
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from ..adapt import Auto, auto
 from ..comm import Communicator
 from ..errors import AttachError, OptionError
 from ..exchange.parcels import Exempt, Layout, Parameter, one_dimensional_or_tiny
@@ -26,7 +27,7 @@ _FIRST_BUCKET = 1 << 20  # bytes, as in DDP
 
 def attach(
     model: torch.nn.Module,
-    recipe: Recipe | str,
+    recipe: Recipe | str | Auto,
     *,
     warmup_steps: int = 0,
     exempt: Exempt | Collection[str] = one_dimensional_or_tiny,
@@ -42,7 +43,7 @@ def attach(
 
     Args:
         model: a DistributedDataParallel model, or what torch.compile made of one.
-        recipe: a recipe, its text, or the name of a preset.
+        recipe: a recipe, its text, the name of a preset, or `"auto"`, which chooses while training (see `auto`).
         warmup_steps: so many first steps are sent uncompressed.
         exempt: which parameters travel exact: a function of name and parameter, or their names; `()` for none.
         scaler: the GradScaler in use, so that memories follow a change of its scale.
@@ -67,10 +68,11 @@ def attach(
     exempts, sparse = _exempt(exempt, found), _sparse(ddp)
     known = [Parameter.of(name, p, exempts, sparse=id(p) in sparse) for name, p in found.items()]
     cap = int(ddp.bucket_bytes_cap)
+    chooses = auto() if recipe == "auto" else recipe if isinstance(recipe, Auto) else None
     link = Link(
         known,
         {id(parameter): name for name, parameter in found.items()},
-        checked_recipe(recipe, communicator.world_size),
+        checked_recipe("dense" if chooses is not None or isinstance(recipe, Auto) else recipe, communicator.world_size),
         communicator,
         seed=seed,
         warmup_steps=warmup_steps,
@@ -79,7 +81,11 @@ def attach(
         finds_unused=bool(ddp.find_unused_parameters),
         scaler=scaler,
         meter=Meter(sinks=sinks, every=log_every, sample_every=sample_every),
+        auto=chooses,
+        embeddings=_embeddings(ddp, found),
     )
+    if link.pilot is not None:
+        _time_forward(ddp, link)
     try:
         ddp.register_comm_hook(link, thinwire_hook)
     except RuntimeError as refusal:  # a hook written in C++, of which the model keeps no list
@@ -139,6 +145,29 @@ def _sparse(ddp: DistributedDataParallel) -> set[int]:
     """Parameters that DDP expects sparse gradients of, by id; it looks at the same."""
     tables = [m for m in ddp.module.modules() if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse]
     return {id(parameter) for table in tables for parameter in table.parameters(recurse=False)}
+
+
+def _embeddings(ddp: DistributedDataParallel, found: Mapping[str, Tensor]) -> dict[str, int]:
+    """Elements of the tables of embeddings, by the name of the parameter."""
+    tables = [m for m in ddp.module.modules() if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag)]
+    ids = {id(parameter) for table in tables for parameter in table.parameters(recurse=False)}
+    return {name: parameter.numel() for name, parameter in found.items() if id(parameter) in ids}
+
+
+def _time_forward(ddp: DistributedDataParallel, link: Link) -> None:
+    """Weakly: a hook of the model must not keep the link alive."""
+    held = weakref.ref(link)
+
+    def begins(*_: object) -> None:
+        if (found := held()) is not None and found.pilot is not None:
+            found.pilot.forward_begins()
+
+    def ends(*_: object) -> None:
+        if (found := held()) is not None and found.pilot is not None:
+            found.pilot.forward_ends()
+
+    ddp.register_forward_pre_hook(begins)
+    ddp.register_forward_hook(ends)
 
 
 def _exempt(exempt: Exempt | Collection[str], found: Collection[str]) -> Exempt:

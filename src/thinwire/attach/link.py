@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from ..adapt import Auto
 from ..comm import Communicator
 from ..errors import AttachError, ExchangeError, ThinwireError
 from ..exchange.carrier import Carrier
@@ -30,6 +31,10 @@ from .step import Step
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
+
+    from ..adapt.observation import Event
+    from ..adapt.pareto import Point
+    from .pilot import Pilot
 
 _log = logging.getLogger(__name__)
 _LANES = 2
@@ -61,6 +66,8 @@ class Link:
         finds_unused: bool,
         scaler: Scaler | None,
         meter: Meter,
+        auto: Auto | None = None,
+        embeddings: Mapping[str, int] | None = None,
     ) -> None:
         self.parameters = list(parameters)
         self.step = 0
@@ -82,7 +89,15 @@ class Link:
         self._passes = 0  # since attach, for what DDP does in its first steps only
         self._model = model  # weak: DDP's reducer keeps this link alive
         self._told_of_overflow = False
-        self._agree_on(recipe, "recipe")
+        self.pilot: Pilot | None = None
+        self._agree_on(recipe, "recipe", auto)
+        if auto is not None:
+            from .pilot import Pilot  # and all that predicts, which others do not need
+
+            device = self.parameters[0].device if self.parameters else torch.device("cpu")
+            self.pilot = Pilot(auto, communicator, layout=layout, embeddings=embeddings or {}, device=device)
+            if self._conductor is not None:
+                self._conductor.log_spans()
 
     # ---------------------------------------------------------------------------------------------------- for users
 
@@ -110,7 +125,15 @@ class Link:
 
     def stats(self) -> dict[str, float]:
         """Bytes, seconds and what else was measured so far, under slashed names such as `comm/bytes_per_step`."""
-        return self.meter.stats()
+        return {**self.meter.stats(), **({} if self.pilot is None else self.pilot.stats())}
+
+    def front(self) -> list[Point]:
+        """Under `auto`, on rank 0: what no other candidate beats in predicted step time and in worth at once."""
+        return [] if self.pilot is None else self.pilot.front()
+
+    def events(self) -> list[Event]:
+        """Under `auto`, on rank 0: every decision so far, with its step and the words for it."""
+        return [] if self.pilot is None else self.pilot.events
 
     def observe(self, sink: Sink) -> None:
         """Send the numbers of every step to a sink from now on.
@@ -133,6 +156,10 @@ class Link:
             raise AttachError("set_recipe was called during backward: call it between steps")
         new = checked_recipe(recipe, self.world_size)
         self._agree_on(new, "new recipe")
+        self.pilot = None  # who chooses by hand goes on by hand
+        self._travel_by(new)
+
+    def _travel_by(self, new: Recipe) -> None:
         old = self._carrier
         self._carrier = Carrier(new, seed=self.seed, memory=carried_over(old, new))
         if new.codec == old.recipe.codec:
@@ -183,6 +210,8 @@ class Link:
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         if not step.arrived.isdisjoint(names):
             self._fail(AttachError("backward stopped midway in an earlier step: restart from a checkpoint"))
+        if self.pilot is not None:
+            self.pilot.arrived(names)
         buffer = bucket.buffer()
         future = step.expect(names, buffer)
         if step.whole or buffer.is_sparse or names[0] not in self.layout.of:
@@ -202,11 +231,17 @@ class Link:
             if self.scale and scale > 0 and scale != self.scale:
                 self._carrier.rescale(scale / self.scale)
             self.scale = scale
+        pilot, warm = self.pilot, self.step >= self.warmup_steps
+        if pilot is not None and warm:
+            pilot.take(self.step)
+            if pilot.recipe() != self.recipe:
+                self._travel_by(pilot.recipe())
+            self._carrier.travel_by(pilot.ways())
         owed = self._carrier.memory is not None
-        whole = self.step < self.warmup_steps or (self.recipe.dense and not owed)
+        whole = not warm or (self.recipe.dense and not owed and not self._carrier.ways)
         if not whole and self._conductor is None:
             raise AttachError("there are no lanes: this is a bug in thinwire")
-        return Step(self.step, whole=whole, flush=owed and self.recipe.memory is None)
+        return Step(self.step, whole=whole, measures=pilot is not None and warm and pilot.samples(self.step))
 
     def _send_whole(self, step: Step, buffer: Tensor, names: Sequence[str]) -> None:
         """As DDP itself does it: divided, then summed in place."""
@@ -261,16 +296,18 @@ class Link:
         finite = all(step.finite)
         if not step.whole:
             self._carrier.settle(finite=finite)
-            memory = self._carrier.memory
-            if step.flush and memory is not None and not memory.names():
-                self._carrier.memory = None
+            self._carrier.drop_empty_memory()
         if not finite:
             self._tell_of_overflow()
         self.meter.finish_step(step.number, exposed_seconds=exposed, finite=finite, recipe=str(self.recipe))
         self._open = None
         self.step += 1
         self._passes += 1
+        if self.pilot is not None and self.step > self.warmup_steps:
+            self.pilot.note(step, self._conductor)
         self._settle_layout(step)
+        if self.pilot is not None and self.step > self.warmup_steps:
+            self.pilot.send(self.step)
         step.complete()
 
     def _wait_for(self, step: Step) -> None:
@@ -300,6 +337,8 @@ class Link:
         groups = [group for group in groups if group]
         if not self.layout.same_groups(groups):
             checkpoint.move(self, Layout(self.parameters, groups))
+            if self.pilot is not None:
+                self.pilot.moved(self.layout)
 
     def _tell_of_overflow(self) -> None:
         if self._scaler is None and self._carrier.memory is not None and not self._told_of_overflow:
@@ -329,6 +368,13 @@ class Link:
 
     # ------------------------------------------------------------------------------------------------- starting
 
+    def resume_auto(self, state: Mapping[str, Any] | None) -> Carrier:
+        """Let `auto` go on from its saved state, or begin anew; the carrier of what it then runs."""
+        assert self.pilot is not None
+        self.pilot.load(state)
+        self._carrier = Carrier(self.pilot.recipe(), seed=self.seed)
+        return self._carrier
+
     def _is_static(self) -> bool:
         """Asked at every step, as `_set_static_graph` may be called after attach."""
         return bool(getattr(self._model(), "static_graph", False))
@@ -338,9 +384,9 @@ class Link:
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         check_agreement(self._communicator, {"step of the state": str(step)}, device=device)
 
-    def _agree_on(self, recipe: Recipe, fact: str) -> None:
+    def _agree_on(self, recipe: Recipe, fact: str, auto: Auto | None = None) -> None:
         parameters = " ".join(f"{p.name}{list(p.shape)}{'=' if p.exact else ''}" for p in self.parameters)
-        facts = {fact: str(recipe), "seed": str(self.seed), "warm-up": str(self.warmup_steps)}
+        facts = {fact: str(auto or recipe), "seed": str(self.seed), "warm-up": str(self.warmup_steps)}
         facts |= {"step": str(self.step), "parameters": parameters}
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         facts["sample_every"] = str(self.meter.sample_every)
@@ -348,7 +394,7 @@ class Link:
         if self.meter.sampling is None:
             watched = torch.tensor([int(self.meter.active)], dtype=torch.int32, device=device)
             self.meter.sampling = bool(self._communicator.all_reduce(watched, op="max"))
-        if self._conductor is None and not recipe.dense:
+        if self._conductor is None and (auto is not None or not recipe.dense):
             lanes = [self._communicator.twin() for _ in range(min(_LANES, len(self.layout.parcels)))]
             self._conductor = Conductor(lanes)
             self._closing = weakref.finalize(self, self._conductor.close)

@@ -18,13 +18,15 @@ class Step:
 
     number: int
     whole: bool  # buckets are summed as they are
-    flush: bool  # what is still owed goes with it, and nothing is remembered
+    measures: bool = False  # what codecs keep of what is offered
     queued: bool = False
     arrived: set[str] = dataclasses.field(default_factory=set)
     groups: list[list[str]] = dataclasses.field(default_factory=list)
     views: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     pending: list[tuple[str, Tensor, Pending]] = dataclasses.field(default_factory=list)
     finite: list[bool] = dataclasses.field(default_factory=list)
+    exchanges: dict[int, float] = dataclasses.field(default_factory=dict)  # by parcel: seconds of its messages
+    energies: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # offered and left, where measured
     _futures: list[tuple[Future[Tensor], Tensor]] = dataclasses.field(default_factory=list)
 
     def expect(self, names: Sequence[str], buffer: Tensor) -> Future[Tensor]:
@@ -35,6 +37,11 @@ class Step:
         future: Future[Tensor] = Future(devices=devices)
         self._futures.append((future, buffer))
         return future
+
+    def largest(self) -> Tensor | None:
+        """The buffer with the most elements, which holds a mean once everything has arrived."""
+        flat = [buffer for _, buffer in self._futures if not buffer.is_sparse]
+        return max(flat, key=Tensor.numel, default=None)
 
     def complete(self) -> None:
         """DDP may copy the buffers into the gradients."""

@@ -23,6 +23,7 @@ _ABOUT = {
     "torch-fp16": "torch's fp16_compress_hook: half precision, summed by all-reduce.",
     "torch-bf16": "torch's bf16_compress_hook: half precision, summed by all-reduce.",
     "torch-powersgd": "torch's powerSGD_hook: every matrix as two thin factors, with error feedback.",
+    "auto": "Chooses one of 19 while training, dense among them.",
     "dense": "What DDP does, through thinwire.",
     "bf16": "Half the bytes, 8 bits of mantissa.",
     "global-qsgd-8": "Integers that the network adds, on one scale a block that all ranks agree on first.",
@@ -73,6 +74,8 @@ class Contender:
         if name in ("ddp", "torch-fp16", "torch-bf16"):
             spelled = {"ddp": "DistributedDataParallel", "torch-fp16": "fp16_compress_hook"}
             return cls(name, spelled.get(name, "bf16_compress_hook"), _ABOUT[name])
+        if name == "auto":
+            return cls(name, "chosen while training", _ABOUT[name])
         if name == NO_COMMUNICATION:
             return cls(name, "a hook that sends nothing", "Every worker trains alone: the limit.")
         try:
@@ -103,7 +106,7 @@ class Contender:
 
 
 def _choices() -> str:
-    return f"choose ddp, torch-fp16, torch-bf16, torch-powersgd:RANK, {', '.join(PRESETS)}, or write one"
+    return f"choose ddp, auto, torch-fp16, torch-bf16, torch-powersgd:RANK, {', '.join(PRESETS)}, or write one"
 
 
 def _send_nothing(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

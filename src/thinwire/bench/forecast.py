@@ -39,7 +39,7 @@ def device_for(recipes: Sequence[str]) -> Device:
 def codecs_of(recipes: Sequence[str]) -> list[Codec]:
     codecs: list[Codec] = []
     for name in recipes:
-        if not name.startswith(("ddp", "torch-")):
+        if name != "auto" and not name.startswith(("ddp", "torch-")):
             recipe = parse(name)
             codecs.append(recipe.codec)
             if isinstance(recipe.exchange, TwoShot):

@@ -57,6 +57,10 @@ class Run:
             seconds, loss = lap["seconds"], lap["held_out"]
         return None
 
+    def decided(self, key: str) -> Any:
+        """What `auto` told of itself with its last lap; None for other contenders."""
+        return self.laps[-1].get(key) if self.laps else None
+
     def breakdown(self) -> dict[str, float | None] | None:
         return self.laps[-1]["breakdown"] if self.laps else None
 
@@ -141,6 +145,7 @@ class Results:
             "speedup_over_ddp": None,
             "speedup_to_target": None,
             "breakdown": breakdown,
+            **({} if name != "auto" else _decided(runs)),
             "curve": [_point(lap) for lap in runs[0].laps] if runs else [],
             "repeats": [{**_repeat(run), "seconds_to_target": run.seconds_to(self._target(run))} for run in runs],
         }
@@ -182,6 +187,11 @@ def _headline(name: str, ratio: float, where: str, price: str) -> str:
 
 def _loss(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
+
+
+def _decided(runs: Sequence[Run]) -> dict[str, Any]:
+    first = runs[0] if runs else Run(0)
+    return {key: first.decided(key) for key in ("decisions", "front", "deciding_share")}
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:

@@ -69,7 +69,7 @@ class Settings:
         parse_network(self.network)
         for name in self.recipes:
             contender = Contender.named(name)
-            if not name.startswith(("ddp", "torch-")):
+            if name != "auto" and not name.startswith(("ddp", "torch-")):
                 checked_recipe(contender.spelled, self.workers)
 
     @property

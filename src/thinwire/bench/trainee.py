@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,7 @@ class Trainee:
         self._optimizer = workload.optimizer(self.model)
         self._rates = [entry["lr"] for entry in self._optimizer.param_groups]
         self.step, self.seconds, self.bytes = 0, 0.0, 0.0
+        self._began: list[float] = []  # when each step did, on this clock
 
     def train(self, steps: int) -> tuple[float, list[float]]:
         """The mean loss of this rank, and how long each step took."""
@@ -68,6 +70,7 @@ class Trainee:
         self._meet()  # a rank that is done sending may still have to pass on what others sent
         means = [loss, held_out, float(self._sent_bytes() - sent)]
         loss, held_out, sent_bytes = (value / self._world_size for value in self._over_ranks(means, "sum"))
+        self._began += [self.seconds + before for before in itertools.accumulate(taken[:-1], initial=0.0)]
         self.seconds += seconds
         self.bytes += sent_bytes
         return {
@@ -104,6 +107,25 @@ class Trainee:
         return {
             f"{name}_ms": 1e3 * stats[f"comm/{name}_seconds"] for name in ("encode", "exchange", "decode", "exposed")
         }
+
+    def decisions(self) -> dict[str, Any]:
+        """What `auto` decided so far, and the front it chose from last; nothing for other contenders."""
+        if self.link is None or self.link.pilot is None:
+            return {}
+        told = [
+            {
+                "step": event.step,
+                "seconds": self._began[min(event.step, len(self._began) - 1)],
+                "recipe": event.recipe,
+                "text": event.text,
+                "predicted_ms": 1e3 * event.predicted_seconds,
+                "mbit": event.mbit,
+            }
+            for event in self.link.events()
+        ]
+        front = [{"recipe": p.name, "predicted_ms": 1e3 * p.seconds, "worth": p.worth} for p in self.link.front()]
+        share = self.link.stats().get("auto/deciding_seconds", 0.0) / max(self.seconds, 1e-9)
+        return {"decisions": told, "front": front, "deciding_share": share}
 
     def close(self) -> None:
         if self.link is not None:

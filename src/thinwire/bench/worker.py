@@ -153,7 +153,16 @@ class Worker:
             )
             return False
         best[name] = event["held_out"] if name == "ddp" else min(best.get(name, float("inf")), event["held_out"])
-        self._tell({"event": "lap", "contender": name, "seed": seed, **event, "breakdown": trainee.breakdown()})
+        self._tell(
+            {
+                "event": "lap",
+                "contender": name,
+                "seed": seed,
+                **event,
+                "breakdown": trainee.breakdown(),
+                **trainee.decisions(),
+            }
+        )
         return True
 
     def _meet(self) -> None:

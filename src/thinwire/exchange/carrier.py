@@ -26,10 +26,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """How well a tensor came through: 1 - |u - sent|^2 / |u|^2, and the norm of what is still owed."""
+    """How well a tensor came through: |u|^2, and |u - sent|^2, which is still owed."""
 
-    gain: float
-    memory_norm: float
+    offered: float
+    left: float
+
+    @property
+    def gain(self) -> float:
+        return 1.0 - self.left / self.offered if self.offered else 1.0
+
+    @property
+    def memory_norm(self) -> float:
+        return float(self.left**0.5)
 
 
 @dataclasses.dataclass
@@ -60,12 +68,42 @@ class Carrier:
         self.recipe = recipe
         self.seed = seed
         self.memory = memory if memory is not None or recipe.memory is None else recipe.memory.start()
+        self.ways: dict[str, Recipe] = {}  # tensors that travel by another recipe
         self.states: dict[str, State] = {}
         self.backs: dict[str, Tensor] = {}  # of two_shot with feedback
         self._carried: dict[str, _Carried] = {}
         self._spare: dict[str, Tensor] = {}
 
     # --------------------------------------------------------------------------------------------- one tensor
+
+    def recipe_of(self, name: str) -> Recipe:
+        """How a tensor travels."""
+        return self.ways.get(name, self.recipe)
+
+    def remembers(self, name: str) -> bool:
+        """Whether the memory has a part in it: to keep what is not sent, or to be paid back."""
+        return self.memory is not None and (self.recipe_of(name).memory is not None or name in self.memory.names())
+
+    def flushes(self, name: str) -> bool:
+        """Whether all that is owed of it goes with the next step."""
+        return self.recipe_of(name).memory is None and self.remembers(name)
+
+    def travel_by(self, ways: Mapping[str, Recipe]) -> None:
+        """From the next step on, let these tensors travel by other recipes than the rest; what is owed stays owed."""
+        self.ways = dict(ways)
+        needed = next((way.memory for way in ways.values() if way.memory is not None), None)
+        if self.memory is None and needed is not None:
+            self.memory = needed.start()
+
+    def drop_empty_memory(self) -> None:
+        """Once everything is paid back to recipes that need no memory, there is none."""
+        needed = self.recipe.memory is not None or any(way.memory is not None for way in self.ways.values())
+        if self.memory is not None and not needed and not self.memory.names():
+            self.memory = None
+
+    def _state_key(self, name: str) -> str:
+        codec = self.recipe_of(name).codec
+        return name if codec == self.recipe.codec else f"{name} {codec.spec()}"
 
     def buffer(self, name: str, numel: int, device: torch.device) -> Tensor | None:
         """Where the next u of this name may be written: what held a residual that is no longer needed."""
@@ -83,42 +121,42 @@ class Carrier:
         parts: Sequence[Part] | None = None,
         out: Tensor | None = None,
         may_be_unused: bool = False,
-        flush: bool = False,
         measure: bool = False,
     ) -> Delivery:
         """The mean of flat float32 `gradient`, which is used up, and of the `exact` elements beside it.
 
         `may_be_unused`: a parameter whose gradient is all zeros may be unused on every rank, and DDP then throws its
-        mean away; so nothing remembered of it is sent. `flush`: nothing is remembered after this step, because the
-        recipe sends all that is given to it. `measure`: see `measured`.
+        mean away; so nothing remembered of it is sent. A recipe without a memory sends all that is given to it: what
+        another one has left to be sent goes with it, and nothing is remembered. `measure`: see `measured`.
         """
         exact = gradient.new_empty(0) if exact is None else exact
         parts = (Part(name, tuple(gradient.shape), 0, gradient.numel()),) if parts is None else parts
+        recipe, memory = self.recipe_of(name), self.memory if self.remembers(name) else None
+        flush = self.flushes(name)
         draw = Draw(seed=self.seed, step=step, stream=name, rank=network.rank)
-        state = _copied(self.states.get(name) or self.recipe.codec.new_state())
+        state = _copied(self.states.get(self._state_key(name)) or recipe.codec.new_state())
         back = self.backs.get(name)
-        remembers = measure or (self.memory is not None and not flush)
+        remembers = measure or (memory is not None and not flush)
         cargo = Cargo(gradient, exact, parts, draw, state, remembers, out, back, may_be_unused=may_be_unused)
         idle = []
-        if self.memory is not None and gradient.numel():
+        if memory is not None and gradient.numel():
             if may_be_unused:
                 idle = [part for part in parts if not part.of(gradient).any()]
             shaped = _shaped(gradient, parts)
-            self.memory.compensate(shaped, name=name, out=shaped)
+            memory.compensate(shaped, name=name, out=shaped)
             for part in () if flush else idle:
                 part.of(gradient).zero_()
         told = cargo.exact.numel()
-        if self.memory is not None and may_be_unused:  # the ranks tell each other which parts they use
+        if memory is not None and may_be_unused:  # the ranks tell each other which parts they use
             used = torch.tensor([float(part not in idle) for part in parts], device=gradient.device)
             cargo.exact = torch.cat((cargo.exact, used))
         offered = _energy(gradient) if measure else 0.0
-        delivery = self.recipe.exchange.mean(self.recipe.codec, cargo, network)
+        delivery = recipe.exchange.mean(recipe.codec, cargo, network)
         unused = [part for part, share in zip(parts, delivery.exact[told:].tolist(), strict=False) if share == 0]
         delivery = dataclasses.replace(delivery, exact=delivery.exact[:told])
         carried = self._carried[name] = _Carried(cargo, idle, flush, unused)
         if measure and delivery.finite:
-            rest = _energy(cargo.u)
-            carried.measured = Measured(1.0 - rest / offered if offered else 1.0, rest**0.5)
+            carried.measured = Measured(offered, _energy(cargo.u))
         return delivery
 
     def measured(self, name: str) -> Measured | None:
@@ -133,10 +171,10 @@ class Carrier:
         for name, one in carried.items():
             cargo = one.cargo
             if finite:
-                self.states[name] = cargo.state
+                self.states[self._state_key(name)] = cargo.state
                 if cargo.back is not None:
                     self.backs[name] = cargo.back
-            if self.memory is None or not cargo.u.numel():
+            if self.memory is None or not cargo.u.numel() or not (one.flushed or self.remembers(name)):
                 continue
             if not finite:
                 self.memory.discard(name=name)

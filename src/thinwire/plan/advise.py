@@ -157,7 +157,7 @@ def statistical_price(
     if _is_rounding(recipe):
         return "rounded to half precision", 1.0, False
     later = "; the rest is sent later" if recipe.memory is not None else "; the rest is lost"
-    variance = _variance(recipe, numel, workers)
+    variance = variance_of_mean(recipe, numel, workers)
     if variance is not None:
         kept = later if recipe.memory is not None else ""
         word = "unbiased, " if recipe.memory is None else ""
@@ -168,7 +168,7 @@ def statistical_price(
     return f"biased, without a bound for one step{later}", 0.0, True
 
 
-def _variance(recipe: Recipe, numel: int, workers: int) -> float | None:
+def variance_of_mean(recipe: Recipe, numel: int, workers: int) -> float | None:
     """Of the mean over so many workers, in terms of one worker's |g|^2; None for a codec that is biased."""
     codec, exchange = recipe.codec, recipe.exchange
     omega = codec.omega(numel)

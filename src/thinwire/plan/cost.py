@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from ..errors import OptionError
-from ..exchange.script import Op, Script, Send, Wait, Work
+from ..exchange.script import Collective, Op, Script, Send, Wait, Work
 from ..recipe import Recipe, parse
 from .devices import Device
-from .network import Cost, NetworkModel
+from .network import Cost
 from .workload import Bucket, Profile
 
 LANES = 2
@@ -32,6 +33,7 @@ class Prediction:
     coding: float  # of the lanes, as if the processors were theirs alone
     exchange: float  # of all messages, as if one after the other
     sent_bytes: int
+    under_way: float = 0.0  # with at least one message under way
 
     @property
     def exposed(self) -> float:
@@ -48,11 +50,23 @@ class Job:
     lane: int
 
 
+Way: TypeAlias = Recipe | str
+
+
+class Priced(Protocol):
+    """A network that collectives can be priced on."""
+
+    def cost(self, collective: Collective, size: float, *, ranks: int) -> Cost: ...
+
+
 def predict(
-    recipe: Recipe | str, profile: Profile, network: NetworkModel, device: Device, *, workers: int
+    recipe: Way | Sequence[Way], profile: Profile, network: Priced, device: Device, *, workers: int
 ) -> Prediction:
     """The step of `workers` workers. `ddp`, `torch-fp16` and `torch-bf16` are torch's own ways.
 
+    With one recipe for each bucket, every bucket travels by its own.
+
+    >>> from thinwire.plan.network import NetworkModel
     >>> from thinwire.plan.workload import of_size
     >>> slow, a100 = NetworkModel.named("1gbe"), Device.named("a100")
     >>> dense = predict("ddp", of_size(25_600_000, 0.12), slow, a100, workers=8)
@@ -60,7 +74,11 @@ def predict(
     >>> round(dense.step, 1), round(sparse.step, 1)
     (1.5, 0.1)
     """
-    jobs = jobs_of(recipe, profile, workers=workers)
+    return predict_jobs(jobs_of(recipe, profile, workers=workers), profile, network, device, workers=workers)
+
+
+def predict_jobs(jobs: Sequence[Job], profile: Profile, network: Priced, device: Device, *, workers: int) -> Prediction:
+    """The same for jobs that are known: they do not depend on the network."""
     costs = {
         op: network.cost(op.collective, op.size, ranks=workers)
         for job in jobs
@@ -68,7 +86,7 @@ def predict(
         if isinstance(op, Send)
     }
     coding = sum(device.seconds(op) for job in jobs for op in job.script if isinstance(op, Work))
-    end = simulate(jobs, costs, device, backward=profile.backward, processors=profile.processors)
+    end, under_way = simulate(jobs, costs, device, backward=profile.backward, processors=profile.processors)
     sent = sum(op.sent(workers) for job in jobs for op in job.script if isinstance(op, Send))
     return Prediction(
         step=profile.forward + end + profile.rest + (profile.meeting if workers > 1 else 0.0),
@@ -76,27 +94,44 @@ def predict(
         coding=coding,
         exchange=sum(costs[op].seconds for job in jobs for op in job.script if isinstance(op, Send)),
         sent_bytes=sent,
+        under_way=under_way,
     )
 
 
-def jobs_of(recipe: Recipe | str, profile: Profile, *, workers: int) -> list[Job]:
+def jobs_of(recipe: Way | Sequence[Way], profile: Profile, *, workers: int) -> list[Job]:
     """What each bucket of the profile has to go through."""
+    if not isinstance(recipe, str | Recipe):
+        if len(set(recipe)) == 1:
+            return jobs_of(recipe[0], profile, workers=workers)
+        return _all_carried([_checked(one, workers) for one in recipe], profile, workers)
     if isinstance(recipe, str) and recipe in TORCHS_OWN:
         return [
             Job(bucket.ready * profile.backward, _summed(bucket, TORCHS_OWN[recipe], workers), lane)
             for lane, bucket in enumerate(profile.buckets)  # torch starts them all, without a thread of its own
         ]
-    checked = parse(recipe) if isinstance(recipe, str) else recipe
-    if refusal := checked.refusal(workers):
-        raise OptionError(refusal)
+    checked = _checked(recipe, workers)
     if checked.dense:
         return jobs_of("ddp", profile, workers=workers)
-    jobs = [
-        Job(bucket.ready * profile.backward, _carried(checked, bucket, workers), number % LANES)
-        for number, bucket in enumerate(profile.buckets)
+    return _all_carried([checked] * len(profile.buckets), profile, workers)
+
+
+def _checked(way: Way, workers: int) -> Recipe:
+    recipe = parse(way) if isinstance(way, str) else way
+    if refusal := recipe.refusal(workers):
+        raise OptionError(refusal)
+    return recipe
+
+
+def _all_carried(recipes: Sequence[Recipe], profile: Profile, workers: int) -> list[Job]:
+    last = len(profile.buckets) - 1
+    return [
+        Job(
+            bucket.ready * profile.backward,
+            carried_script(recipe, bucket, workers, last=number == last),
+            number % LANES,
+        )
+        for number, (recipe, bucket) in enumerate(zip(recipes, profile.buckets, strict=True))
     ]
-    jobs[-1].script = [Work("hook", 1), *jobs[-1].script]
-    return jobs
 
 
 def _summed(bucket: Bucket, itemsize: int, workers: int) -> Script:
@@ -109,9 +144,9 @@ def _summed(bucket: Bucket, itemsize: int, workers: int) -> Script:
     return [work, Send("all_reduce", itemsize * bucket.elements, "bucket"), Wait("bucket"), *after]
 
 
-def _carried(recipe: Recipe, bucket: Bucket, workers: int) -> Script:
-    """Gathered, compensated, exchanged, scattered: what a courier and a carrier do."""
-    before: list[Op] = [Work("pass", bucket.elements)]
+def carried_script(recipe: Recipe, bucket: Bucket, workers: int, *, last: bool) -> Script:
+    """Gathered, compensated, exchanged, scattered: what a courier and a carrier do; once a step, what a step takes."""
+    before: list[Op] = [*([Work("hook", 1)] if last else []), Work("pass", bucket.elements)]
     if recipe.memory is not None:
         before.append(Work("pass", 3 * bucket.numel // 2))
     between = recipe.exchange.script(
@@ -156,6 +191,7 @@ class _Worker:
         lanes = sorted({job.lane for job in jobs})
         self.threads = [_Thread([job for job in jobs if job.lane == lane]) for lane in lanes]
         self.now = self.made = self.line_free = 0.0  # made: seconds of backward, as if nothing ran beside it
+        self.under_way = self._last_arrival = 0.0
         self._costs, self._device = costs, device
 
     def advance(self, thread: _Thread) -> None:
@@ -181,13 +217,15 @@ class _Worker:
     def _send(self, thread: _Thread, send: Send) -> None:
         cost = self._costs[send]
         self.line_free = max(self.now, self.line_free) + cost.transfer
-        thread.arrivals[send.tag] = self.line_free + cost.latency
+        arrival = thread.arrivals[send.tag] = self.line_free + cost.latency
+        self.under_way += max(0.0, arrival - max(self.now, self._last_arrival))
+        self._last_arrival = max(self._last_arrival, arrival)
 
 
 def simulate(
     jobs: Sequence[Job], costs: dict[Send, Cost], device: Device, *, backward: float, processors: float
-) -> float:
-    """Seconds from the beginning of backward until all buckets are there and backward is done."""
+) -> tuple[float, float]:
+    """Seconds from the beginning of backward until all is there and done, and those with a message under way."""
     worker = _Worker(jobs, costs, device, processors)
     threads = worker.threads
     while True:
@@ -196,7 +234,7 @@ def simulate(
         goes_on = worker.made < backward - 1e-12
         busy = goes_on + sum(thread.computes for thread in threads)
         if not goes_on and not any(thread.jobs for thread in threads):
-            return worker.now
+            return worker.now, worker.under_way
         speed = min(1.0, processors / busy) if busy else worker.alone
         pace = speed / worker.alone  # backward was measured at the pace of one thread
         steps = [thread.left / speed for thread in threads if thread.computes]

@@ -5,6 +5,7 @@ Scripts (`exchange/script.py`) say how many elements pass through which stage; t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -117,6 +118,7 @@ class Device:
         return DEVICES[name]
 
 
+@functools.lru_cache(maxsize=4096)
 def _key(codec: Codec, stage: str) -> str:
     return f"{codec.spec()} {stage}"
 

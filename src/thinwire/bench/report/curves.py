@@ -68,7 +68,8 @@ def drawn(rows: Sequence[Mapping[str, Any]], *, target: Any) -> dict[str, Any]:
             ]
             for point in kept
         ]
-        series.append({"name": str(row.get("recipe")), **style, "points": points, "said": said})
+        marks = [at for one in row.get("decisions") or () if (at := _finite(one.get("seconds"))) is not None]
+        series.append({"name": str(row.get("recipe")), **style, "points": points, "said": said, "marks": marks})
     return {"target": _finite(target), "targetSaid": figures.loss(target), "series": series}
 
 

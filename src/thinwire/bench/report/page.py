@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import OptionError
-from . import bars, curves, tables
+from . import bars, curves, decisions, tables
 from .markup import escape, script_json, tag
 
 SCHEMA = 1
@@ -59,6 +59,7 @@ def render_report(result: Mapping[str, Any]) -> str:
         target=escape(tables.target_line(settings)),
         network=escape(tables.network_line(network)),
         results=tables.results(rows, styles),
+        decisions=decisions.section(rows),
         breakdown=breakdown,
         whole='<li><i class="part whole"></i>step, not split</li>' if 'class="part whole"' in breakdown else "",
         bytes=bars.bytes_bars(rows, styles),

@@ -127,6 +127,7 @@ class Chart {
       made.dataset.recipe = series.name;
       made.dataset.off = this.state.off.has(place);
       if (domain && lines[place].length) this.line(made, series, place, lines[place], scale, edge.top - 6);
+      if (domain && lines[place].length && this.x === 0) this.decisions(made, series, domain, scale, height - edge.bottom, edge.top);
     });
     if (domain && data.target !== null) {
       words(`target ${data.targetSaid}`, { class: "target-label", x: edge.left + 6, y: scale.y(data.target) + 14 }, svg);
@@ -164,6 +165,13 @@ class Chart {
     if (this.data.target !== null) {
       const y = scale.y(this.data.target);
       element("line", { class: "target", x1: edge.left, x2: width - edge.right, y1: y, y2: y }, svg);
+    }
+  }
+
+  decisions(group, series, domain, scale, floor, ceiling) {
+    for (const at of series.marks || []) {
+      const x = scale.x(Math.max(at, domain.left));
+      if (at <= domain.right) element("line", { class: "decision", x1: x, x2: x, y1: ceiling, y2: floor }, group);
     }
   }
 

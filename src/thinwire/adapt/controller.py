@@ -1,0 +1,379 @@
+"""Which candidate carries the gradients: decided on one rank from numbers of all ranks, as rarely as it pays.
+
+Every choice has a predicted step (`Outlook`, on the line that `Learner` knows), corrected by what was measured when its
+family ran, and a worth. The least time to quality wins, if it wins by more than the noise. A family that has not run
+lately is entered only after single buckets sent its way (canaries) took what was predicted, or if it promises so much
+that waiting for them costs more. What does worse than it promised is left again, and not tried again for a while.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..plan.devices import Device
+from ..plan.workload import Profile
+from .agreement import KINDS, Decision
+from .candidates import Auto, Candidate
+from .learner import Learner, spread
+from .observation import Event, Expected, Observation
+from .outlook import Outlook
+from .pareto import Point, soonest
+
+DENSE = 0  # the first candidate
+_HYSTERESIS, _LEAVES_DENSE = 0.03, 0.05
+_AT_ONCE = 1.5  # so much better, and no canary is waited for
+_AT_FIRST = 2.0  # before the first step was measured
+_DWELL = 3  # observations after a change before the next
+_RECENT = 10  # observations that say how long a step takes
+_FRESH, _RAN_LATELY = 60, 300  # steps in which canaries, and a family's own steps, are trusted
+_CANARIES = 2
+_CANARY_SHARE = 0.02  # of the time
+_CANARY_EVERY, _CANARY_RARELY = 25, 325  # steps, for families that promise as much as what runs, and much less
+_BAN = 100  # steps, doubled with every failure
+_RESOLVE = 25  # steps after which everything is predicted anew in any case
+_ROUND_SECONDS, _LONGEST_ROUND = 0.3, 5  # a round costs about a millisecond of a processor
+_LEAST_REST = 1e-4
+
+
+class Controller:
+    """Takes observations, gives decisions. One per training, on rank 0; it is given nothing but numbers."""
+
+    def __init__(
+        self,
+        options: Auto,
+        device: Device,
+        learner: Learner,
+        *,
+        workers: int,
+    ) -> None:
+        self.options, self.learner = options, learner
+        self.candidates: list[Candidate] = options.for_ranks(workers)
+        self.outlook = Outlook(self.candidates, device, workers=workers)
+        self.decision = Decision(0, (DENSE,) * len(KINDS))
+        self.events: list[Event] = []
+        self.points: list[Point] = []
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._since_change = 0  # observations
+        self._residual: dict[str, tuple[float, int]] = {}  # by family: measured - predicted seconds, at which step
+        self._canaries: dict[str, deque[int]] = {}  # by family: the steps of those that were as predicted
+        self._last_canary: dict[str, int] = {}
+        self._banned: dict[str, tuple[int, int]] = {}  # by family: until which step, after how many failures
+        self._before: tuple[tuple[int, ...], float] | None = None  # what the last change left, and its cost
+        self._elapsed = self._spent = 0.0
+        self._solved_at: tuple[int, float, float, float] | None = None
+        self._seen_mbit = learner.mbit
+        self._known: Expected | None = None
+        self._flying = False  # a canary whose result is not known yet
+        self._entering = 0  # observations until a new family's factor is known
+        self._news = False
+
+    # ---------------------------------------------------------------------------------------------- observing
+
+    def meet(self, profile: Profile, kinds: Sequence[str]) -> None:
+        """What is trained. Times may be guesses; observations replace them."""
+        self.outlook.set_profile(profile, kinds)
+
+    def observe(self, seen: Observation, *, ran: Decision) -> None:
+        """Learn from a round, in which an older decision may still have run."""
+        self._elapsed += seen.steps * (seen.seconds + seen.rest)
+        self._follow_profile(seen, dense=self._family(ran.choice) == "all_reduce")
+        choice, family = ran.choice, self._family(ran.choice)
+        if seen.trip is not None:
+            self.learner.take_trip(seen.trip)
+        if seen.curve is not None:
+            old = self.outlook.curve
+            self.outlook.curve = tuple(0.7 * a + 0.3 * b for a, b in zip(old, seen.curve, strict=True))
+        if seen.kept is not None:
+            self._judge_energy(self.candidates[choice[0]], seen.kept)
+        if seen.canary is not None and ran.canary is not None:
+            self._judge_canary(seen, ran.canary)
+            return  # the other buckets of such a step say nothing about other steps
+        self._learn_line(seen, choice, family)
+        if ran.number != self.decision.number:
+            return
+        self._recent.append(seen.seconds + seen.rest)
+        self._since_change += 1
+        after = self._expected(choice).step
+        old_residual = self._residual.get(family, (0.0, 0))[0]
+        pull = 0.5 if self._since_change <= _DWELL else 0.2
+        error = seen.seconds + seen.rest - after
+        self._residual[family] = (old_residual + pull * (error - old_residual), seen.step)
+
+    def _learn_line(self, seen: Observation, choice: tuple[int, ...], family: str) -> None:
+        expected, share = self._expected(choice).under_way, self._expected(choice).latency_share
+        if self._entering and family == self._family(self.decision.choice):
+            self._entering -= 1
+            self.learner.take_family(family, seconds=seen.exchange, expected=expected, pull=0.9)
+            return
+        if self.learner.take_line(seconds=seen.exchange, latency_share=share, expected=expected):
+            self._recent.clear()
+            self._news = True
+
+    def _expected(self, choice: tuple[int, ...]) -> Expected:
+        """What a step should take: near the last prediction by its slopes, because a prediction costs a millisecond."""
+        line, compute = self.learner.network(self._family(choice)), self.outlook.profile.compute
+        if self._known is None or self._known.choice != choice or self._known.far(line, compute):
+            predicted = self.outlook.predict(choice, line)
+            share = self.outlook.latency_share(choice, line)
+            self._known = Expected(choice, line, compute, predicted.step, predicted.under_way, share, predicted.exposed)
+        return self._known.near(line, compute)
+
+    def _follow_profile(self, seen: Observation, *, dense: bool) -> None:
+        old = self.outlook.profile
+        # Beside codecs backward takes longer, and predictions add that themselves: only cheap ones show it as it is.
+        backward = seen.backward if dense else min(seen.backward, old.backward * seen.forward / max(old.forward, 1e-9))
+        pull = 0.5 if old.measured else 1.0
+        mixed = [
+            a + pull * (b - a)
+            for a, b in ((old.forward, seen.forward), (old.backward, backward), (old.rest, seen.rest))
+        ]
+        ready = seen.ready if len(seen.ready) == len(old.buckets) else [bucket.ready for bucket in old.buckets]
+        profile = self.outlook.at_pace(mixed[0], mixed[1], max(mixed[2], _LEAST_REST), ready)
+        self.outlook.set_profile(replace(profile, measured=True), self.outlook.kinds)
+
+    def _judge_canary(self, seen: Observation, canary: tuple[int, int]) -> None:
+        family = self.candidates[canary[0]].family
+        expected = self.outlook.exchange(*canary, self.learner.network(family))
+        assert seen.canary is not None
+        self._flying = False
+        self.learner.take_family(family, seconds=seen.canary, expected=expected)
+        ratio = seen.canary / expected if expected else 1.0
+        good = self._canaries.setdefault(family, deque(maxlen=_CANARIES))
+        if 0.5 < ratio < 2.0:
+            good.append(seen.step)
+        else:
+            good.clear()
+        self._news = True
+
+    def _judge_energy(self, candidate: Candidate, kept: float) -> None:
+        if candidate.density is not None:
+            said = candidate.worth(1, workers=self.outlook.workers, curve=self.outlook.curve)
+            old = self.outlook.kept.get(candidate.family, 1.0)
+            self.outlook.kept[candidate.family] = old + 0.5 * (kept / max(said, 1e-9) - old)
+
+    # ----------------------------------------------------------------------------------------------- deciding
+
+    def decide(self, step: int) -> Decision:
+        """What runs from now on; the same object if nothing changes."""
+        every = self._every()
+        if self.decision.canary is not None or every != self.decision.every:
+            self.decision = Decision(self.decision.number, self.decision.choice, every)
+        if not self._worth_solving(step):
+            return self.decision
+        self._solve(step)
+        choice = self._best(step)
+        if choice != self.decision.choice:
+            if self._may_enter(choice, step):
+                return self._change(choice, step)
+            return self._try(choice[0], step)
+        untried = self._due_canary(step)
+        return self.decision if untried is None else self._try(untried, step)
+
+    def first(self, forward: float) -> Decision:
+        """Before the first bucket is sent: all that is known is the line and how long forward took.
+
+        Dense is left only if it is hopeless, because nothing was verified.
+        """
+        profile = self.outlook.profile
+        ready = [bucket.ready for bucket in profile.buckets]
+        guess = self.outlook.at_pace(forward, 2.0 * forward, max(0.2 * forward, _LEAST_REST), ready)
+        self.outlook.set_profile(guess, self.outlook.kinds)
+        self._solve(0)
+        best, dense = self._soonest(), self._point((DENSE,) * len(KINDS))
+        if self._cost(dense) > _AT_FIRST * self._cost(best):
+            return self._change(self._uniform(best.name), 0)
+        return self.decision
+
+    def _worth_solving(self, step: int) -> bool:
+        if self._since_change < _DWELL and not self._news:
+            return False
+        now = (step, self.learner.latency, self.learner.byte_seconds, self.outlook.profile.compute)
+        then = self._solved_at
+        stale = then is None or step - then[0] >= _RESOLVE
+        if not stale and then is not None:
+            stale = any(abs(a / b - 1) > 0.1 for a, b in zip(now[1:], then[1:], strict=True))
+        return stale or self._news or self._since_change == _DWELL
+
+    def _solve(self, step: int) -> None:
+        self._solved_at = (step, self.learner.latency, self.learner.byte_seconds, self.outlook.profile.compute)
+        self._news = False
+        self.points = [self._point((number,) * len(KINDS)) for number in range(len(self.candidates))]
+
+    def _point(self, choice: tuple[int, ...]) -> Point:
+        family = self._family(choice)
+        predicted = self.outlook.predict(choice, self.learner.network(family)).step
+        return Point(
+            self._name(choice), max(predicted + self._correction(family, predicted), 1e-6), self.outlook.worth(choice)
+        )
+
+    def _correction(self, family: str, predicted: float) -> float:
+        if family in self._residual:
+            return self._residual[family][0]
+        current = self._residual.get(self._family(self.decision.choice), (0.0, 0))[0]
+        return min(max(current, -0.1 * predicted), 0.1 * predicted)
+
+    def _soonest(self) -> Point:
+        banned = {family for family, (until, _) in self._banned.items() if until > (self._solved_at or (0,))[0]}
+        banned.discard(self._family(self.decision.choice))
+        allowed = [p for p, one in zip(self.points, self.candidates, strict=True) if one.family not in banned]
+        quality = self.options.objective == "time_to_quality"
+        return soonest(allowed or self.points, floor=1.0 - self.options.max_error, quality=quality)
+
+    def _best(self, step: int) -> tuple[int, ...]:
+        """The choice to go to, or the present one if nothing is better beyond hysteresis and noise."""
+        now, choice = self._now(), self._uniform(self._soonest().name)
+        choice = self._refined(choice)
+        if choice == self.decision.choice:
+            return choice
+        leaves_dense = self.candidates[self.decision.choice[0]].recipe.dense
+        margin = _LEAVES_DENSE if leaves_dense else _HYSTERESIS
+        margin += spread(list(self._recent)) / math.sqrt(max(1, len(self._recent)))
+        new = self._cost(self._point(choice))
+        return choice if new * (1 + margin) < self._cost(now) else self.decision.choice
+
+    def _refined(self, choice: tuple[int, ...]) -> tuple[int, ...]:
+        """Other kinds of buckets may do better with a candidate of the same or another family."""
+        for kind in self.outlook.present()[1:]:
+            options = [(*choice[:kind], number, *choice[kind + 1 :]) for number in range(len(self.candidates))]
+            best = min(options, key=lambda one: self._cost(self._point(one)))
+            if self._cost(self._point(best)) * (1 + _HYSTERESIS) < self._cost(self._point(choice)):
+                choice = best
+        return choice
+
+    def _now(self) -> Point:
+        """What runs, as it was measured."""
+        point = self._point(self.decision.choice)
+        if len(self._recent) >= _DWELL:
+            return replace(point, seconds=statistics.median(self._recent))
+        return point
+
+    def _may_enter(self, choice: tuple[int, ...], step: int) -> bool:
+        family = self._family(choice)
+        if family == self._family(self.decision.choice) or self._ran_lately(family, step):
+            return True
+        good = [at for at in self._canaries.get(family, ()) if step - at <= _FRESH]
+        return len(good) >= _CANARIES or self._cost(self._now()) > _AT_ONCE * self._cost(self._point(choice))
+
+    def _ran_lately(self, family: str, step: int) -> bool:
+        return family in self._residual and step - self._residual[family][1] <= _RAN_LATELY
+
+    def _change(self, choice: tuple[int, ...], step: int) -> Decision:
+        was, will = self._now(), self._point(choice)
+        text = self._told(step, choice, was, will)
+        old, new = self._family(self.decision.choice), self._family(choice)
+        if self._before is not None and choice == self._before[0] and self._since_change <= 3 * _DWELL:
+            failures = self._banned.get(old, (0, 0))[1] + 1
+            if old != new:
+                self._banned[old] = (step + _BAN * 2**failures, failures)
+            text += f"; {self._name(self.decision.choice)} took {_ms(was.seconds)}, which is not better"
+        self._before = (self.decision.choice, self._cost(was))
+        self.decision = Decision(self.decision.number + 1, choice, self._every())
+        self._entering = 2 if new != old and not self._ran_lately(new, step) else 0
+        self._recent.clear()
+        self._since_change = 0
+        self._news = False
+        self.events.append(Event(step, self._name(choice), text, will.seconds, self.learner.mbit))
+        self._seen_mbit = self.learner.mbit
+        return self.decision
+
+    # ---------------------------------------------------------------------------------------------- canaries
+
+    def _try(self, candidate: int, step: int) -> Decision:
+        """Send the first bucket, which is small and has the line for itself, another way for one step."""
+        choice = self.decision.choice
+        family = self.candidates[candidate].family
+        canary = (candidate, 0)
+        if self._flying and step - self._last_canary.get(family, step) < _FRESH:
+            return self.decision
+        line = self.learner.network(family)
+        excess = max(0.0, self.outlook.predict(choice, line, canary).step - self.outlook.predict(choice, line).step)
+        if self._spent + excess > _CANARY_SHARE * max(self._elapsed, 1e-9):
+            return self.decision
+        self._flying = True
+        self._spent += excess
+        self._last_canary[family] = step
+        self.decision = replace(self.decision, canary=canary)
+        return self.decision
+
+    def _due_canary(self, step: int) -> int | None:
+        """The best candidate of the family that is tried next, if one is due."""
+        now = self._cost(self._now())
+        present = self._family(self.decision.choice)
+        for family in dict.fromkeys(one.family for one in self.candidates):
+            if family == present:
+                continue
+            numbers = [n for n, one in enumerate(self.candidates) if one.family == family]
+            best = min(numbers, key=lambda n: self._cost(self.points[n]))
+            gap = max(0.0, self._cost(self.points[best]) / now - 1)
+            wait = min(_CANARY_EVERY * (1 + 12 * gap), _CANARY_RARELY)
+            if step - self._last_canary.get(family, -_CANARY_RARELY) >= wait:
+                return best
+        return None
+
+    # ----------------------------------------------------------------------------------------------- helpers
+
+    def _cost(self, point: Point) -> float:
+        return point.cost if self.options.objective == "time_to_quality" else point.seconds
+
+    def _family(self, choice: Sequence[int]) -> str:
+        present = self.outlook.present()
+        return self.candidates[choice[present[0] if present else 0]].family
+
+    def _uniform(self, name: str) -> tuple[int, ...]:
+        number = next(n for n, one in enumerate(self.candidates) if one.name == name)
+        return (number,) * len(KINDS)
+
+    def _name(self, choice: Sequence[int]) -> str:
+        names = dict.fromkeys(self.candidates[choice[kind]].name for kind in self.outlook.present())
+        return " and ".join(names) or self.candidates[choice[0]].name
+
+    def _every(self) -> int:
+        if not self._recent:
+            return 1
+        return min(max(1, round(_ROUND_SECONDS / max(statistics.median(self._recent), 1e-6))), _LONGEST_ROUND)
+
+    def _told(self, step: int, choice: Sequence[int], was: Point, will: Point) -> str:
+        now, before = self.learner.mbit, self._seen_mbit
+        moved = (
+            f"{now:,.0f} Mbit/s now (was {before:,.0f}); "
+            if abs(now / before - 1) > 0.3 and step
+            else f"{now:,.0f} Mbit/s; "
+        )
+        way = self._family(choice).replace("_", "-")
+        return f"step {step}: {moved}{will.name} by {way}, {_ms(will.seconds)} predicted, was {_ms(was.seconds)}"
+
+    # ------------------------------------------------------------------------------------------------ keeping
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs; plain numbers and text."""
+        profile = self.outlook.profile
+        return {
+            "candidates": [one.name for one in self.candidates],
+            "choice": list(self.decision.choice),
+            "number": self.decision.number,
+            "learner": self.learner.state(),
+            "outlook": self.outlook.state(),
+            "times": [profile.forward, profile.backward, profile.rest],
+            "residual": {family: list(pair) for family, pair in self._residual.items()},
+            "banned": {family: list(pair) for family, pair in self._banned.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where another left off. Candidates that are no longer allowed fall back to dense."""
+        names = {one.name: number for number, one in enumerate(self.candidates)}
+        saved = state["candidates"]
+        choice = tuple(names.get(saved[number], DENSE) for number in state["choice"])
+        self.learner.load(state["learner"])
+        self.outlook.load(state["outlook"])
+        self._residual = {family: (float(a), int(b)) for family, (a, b) in state["residual"].items()}
+        self._banned = {family: (int(a), int(b)) for family, (a, b) in state["banned"].items()}
+        self.decision = Decision(int(state["number"]), choice)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f} ms"

@@ -1,0 +1,100 @@
+"""How ranks meet before the first step under `auto`: what a few messages take, and what each has to compute with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from ..adapt.candidates import Candidate
+from ..adapt.learner import Greeting, Learner, unknown_line
+from ..codecs.base import Codec
+from ..comm import Network
+from ..exchange import TwoShot
+from ..exchange.script import Collective
+from ..plan.devices import Device, this_machine
+
+_LARGE, _MIDDLE, _TINY = 1 << 19, 1 << 18, 1 << 10  # bytes of the messages
+_PATIENCE = 0.05  # seconds of a message above which it is not sent twice
+
+
+def greet(network: Network, device: torch.device) -> Learner:
+    """A few messages before the first step: a second on a line of 20 Mbit/s, next to nothing on a fast one."""
+    if network.world_size == 1:
+        return unknown_line()
+    ranks = network.world_size
+    gathers: dict[Collective, tuple[int, Callable[[], object]]] = {
+        "all_reduce": (_LARGE, lambda: network.start_all_reduce(_blank(_LARGE, device)).wait()),
+        "all_gather": (_MIDDLE, lambda: network.all_gather(_blank(_MIDDLE, device))),
+        "all_to_all": (
+            _MIDDLE,
+            lambda: network.all_to_all(_blank(_MIDDLE * ranks, device).view(ranks, -1)[:, : _MIDDLE // 4 // ranks]),
+        ),
+        "small_sum": (_MIDDLE // 4, lambda: network.all_reduce(_blank(_MIDDLE // 4, device))),
+        "broadcast": (_MIDDLE // 4, lambda: network.broadcast(_blank(_MIDDLE // 4, device), source=0)),
+    }
+    tiny = lambda: network.all_gather(_blank(_TINY, device))  # noqa: E731
+    taken = [
+        _fastest(tiny, tiny, network, device, times=4),
+        *(_fastest(run, tiny, network, device) for _, run in gathers.values()),
+    ]
+    network.take_spans()
+    seconds: dict[Collective, tuple[int, float]] = {
+        name: (size, one) for (name, (size, _)), one in zip(gathers.items(), taken[1:], strict=True)
+    }
+    return Greeting(ranks, taken[0], seconds).learner()
+
+
+def _fastest(
+    run: Callable[[], object], meet: Callable[[], object], network: Network, device: torch.device, *, times: int = 2
+) -> float:
+    """The least over the ranks, of whom the last to come waits for nobody, and over a few times if they are short."""
+    best = math.inf
+    for _ in range(times):
+        meet()
+        begin = time.perf_counter()
+        run()
+        mine = torch.tensor([begin - time.perf_counter()], dtype=torch.float64, device=device)
+        best = min(best, -float(network.all_reduce(mine, op="max")))
+        if best > _PATIENCE:
+            break
+    return max(best, 1e-6)
+
+
+def _blank(size: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(size // 4, device=device)
+
+
+def processors_here(network: Network, device: torch.device) -> float:
+    """What this rank has for itself of its machine, which may hold several."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        machine = os.uname().nodename
+    mine = torch.tensor([_hash_of(machine)], dtype=torch.int64, device=device)
+    here = int((network.all_gather(mine) == mine).sum())
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return count / here
+
+
+def _hash_of(text: str) -> int:
+    """The same in every process, unlike `hash`."""
+    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=7).digest(), "big")
+
+
+def device_here(candidates: Sequence[Candidate], device: torch.device) -> Device:
+    if device.type == "cuda":
+        return Device.named("a100")  # by its data sheet; what is measured while training corrects it
+    codecs: list[Codec] = []
+    for one in candidates:
+        recipe = one.recipe
+        if not recipe.dense:
+            codecs.append(recipe.codec)
+        if isinstance(recipe.exchange, TwoShot):
+            codecs.append(recipe.exchange.codec_back(recipe.codec))
+    return this_machine(codecs)

@@ -1,0 +1,361 @@
+"""`auto` in a training program: what is timed in every step, the rounds in which ranks tell each other, and the change.
+
+All ranks time their steps. Rank 0 has the controller, and gives its decisions with its row of the next round. A round
+is gathered after one step and taken before the next, so that it costs no step any time unless the line is very long.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..adapt import Auto
+from ..adapt.agreement import DECISION_NUMBERS, KINDS, Agreement, Decision, check_rows
+from ..adapt.candidates import DENSITIES, Candidate
+from ..adapt.controller import Controller
+from ..adapt.observation import Event, Observation
+from ..adapt.outlook import kind_of
+from ..adapt.pareto import Point, front
+from ..comm import Network, Pending
+from ..exchange.parcels import Layout
+from ..plan.workload import Bucket, Profile
+from ..recipe import Recipe
+from .greeting import device_here, greet, processors_here
+from .step import Step
+
+if TYPE_CHECKING:
+    from .conductor import Conductor
+
+_log = logging.getLogger(__name__)
+_SAMPLE = 25  # steps from one look at the gradient to the next
+_SAMPLED = 1 << 14  # elements that are looked at
+_GAPS = 9  # from one step to the next: a pause to evaluate is not part of training
+_HEAD, _NUMBERS = 2 + DECISION_NUMBERS, 10
+
+
+@dataclass
+class _Clock:
+    """The step under way, in seconds of time.perf_counter."""
+
+    forward: float = 0.0
+    forward_end: float = 0.0
+    arrivals: list[tuple[float, list[str]]] = field(default_factory=list)
+
+
+@dataclass
+class _Sums:
+    """What the steps since the last round took."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    exchange: float = 0.0
+    canary: float = 0.0
+    offered: float = 0.0
+    left: float = 0.0
+    curve: list[float] = field(default_factory=list)
+
+
+class Pilot:
+    """The side of one rank."""
+
+    def __init__(
+        self,
+        options: Auto,
+        network: Network,
+        *,
+        layout: Layout,
+        embeddings: Mapping[str, int],
+        device: torch.device,
+    ) -> None:
+        self.options, self._network, self._device = options, network, device
+        self._embeddings = embeddings
+        self.candidates: list[Candidate] = options.for_ranks(network.world_size)
+        self.agreement = Agreement(Decision(0, (0,) * len(KINDS)))
+        self._layout = layout
+        self._clock, self._sums = _Clock(), _Sums()
+        self._gaps: deque[float] = deque(maxlen=_GAPS)
+        self._last_end: float | None = None
+        self._ready: tuple[float, ...] = ()
+        self._ran = self.agreement.current
+        self._pending: Pending | None = None
+        self._trip: tuple[float, list[float]] | None = None
+        self._trips: deque[float] = deque(maxlen=5)
+        self._decided: Decision = self.agreement.current
+        self._seconds_deciding = 0.0
+        self._controller: Controller | None = None
+        self._first = True
+        network.spans = []
+        # Rank 0 times codecs while the others wait here, so that nothing runs beside it.
+        self._processors = math.inf if device.type == "cuda" else processors_here(network, device)
+        speeds = device_here(self.candidates, device) if network.rank == 0 else None
+        learner = greet(network, device)
+        if speeds is not None:
+            self._controller = Controller(options, speeds, learner, workers=network.world_size)
+        self.moved(layout)
+
+    # ----------------------------------------------------------------------------------------------- for people
+
+    @property
+    def events(self) -> list[Event]:
+        """What was decided so far; rank 0 knows."""
+        return [] if self._controller is None else list(self._controller.events)
+
+    def front(self) -> list[Point]:
+        return [] if self._controller is None else front(self._controller.points)
+
+    def stats(self) -> dict[str, float]:
+        found = {"auto/changes": float(self.agreement.current.number)}
+        if self._controller is not None:
+            found["auto/mbit"] = self._controller.learner.mbit
+            found["auto/latency_ms"] = 1e3 * self._controller.learner.latency
+            found["auto/deciding_seconds"] = self._seconds_deciding
+        return found
+
+    # --------------------------------------------------------------------------------------------------- timing
+
+    def forward_begins(self) -> None:
+        self._clock.forward, self._clock.forward_end = time.perf_counter(), 0.0
+
+    def forward_ends(self) -> None:
+        self._clock.forward_end = time.perf_counter()
+
+    def arrived(self, names: list[str]) -> None:
+        self._clock.arrivals.append((time.perf_counter(), names))
+
+    def samples(self, step: int) -> bool:
+        """Whether this step should say what its codecs keep."""
+        return step % _SAMPLE == _SAMPLE - 1
+
+    def note(self, step: Step, conductor: Conductor | None) -> None:
+        """A step has ended: everything has arrived."""
+        end, clock, sums = time.perf_counter(), self._clock, self._sums
+        spans = self._network.take_spans() + ([] if conductor is None else conductor.take_spans())
+        if clock.arrivals and 0 < clock.forward <= clock.forward_end:
+            if self._last_end is not None and clock.forward > self._last_end:
+                self._gaps.append(clock.forward - self._last_end)
+            last = clock.arrivals[-1][0]
+            sums.steps += 1
+            sums.seconds += end - clock.forward
+            sums.forward += clock.forward_end - clock.forward
+            sums.backward += last - clock.forward_end
+            sums.exchange += _union(spans)
+            if self._network.rank == 0:
+                self._ready = self._shares(clock)
+        canary = self._ran.canary
+        if canary is not None:
+            sums.canary = step.exchanges.get(canary[1], 0.0)
+        for offered, left in step.energies:
+            sums.offered += offered
+            sums.left += left
+        if step.measures and all(step.finite) and self._candidate(0).density is None:
+            sums.curve = _energy_curve(step.largest())
+        self._last_end, self._clock = end, _Clock()
+
+    def _shares(self, clock: _Clock) -> tuple[float, ...]:
+        """When each parcel was ready, as a share of backward."""
+        begin, last = clock.forward_end, clock.arrivals[-1][0]
+        came = {name: at for at, names in clock.arrivals for name in names}
+        length = max(last - begin, 1e-9)
+        ends = [max((came.get(name, last) for name in parcel.names), default=last) for parcel in self._layout.parcels]
+        return tuple(min(1.0, max(0.0, (at - begin) / length)) for at in ends)
+
+    # --------------------------------------------------------------------------------------------------- rounds
+
+    def send(self, step: int) -> None:
+        """After a step: if the next one needs a round, gather it while the optimizer works."""
+        if self._network.world_size > 1 and self._pending is None and self.agreement.waits(step):
+            row = torch.tensor(self._row(step), dtype=torch.float64, device=self._device)
+            self._trip = (time.perf_counter(), [])
+            self._pending = self._network.start_all_gather(row)
+
+    def take(self, step: int) -> bool:
+        """Before a step: the round it needs, if any. Whether what runs has changed."""
+        if self._network.world_size == 1 or not self.agreement.waits(step):
+            self._ran = self.agreement.current if self._network.world_size == 1 else self.agreement.for_step(step)
+            return False
+        if self._first:
+            return self._take_first(step)
+        self.send(step)
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        rows = pending.wait().tolist()
+        self._note_trip()
+        check_rows(rows, number=self.agreement.round)
+        ran = self._ran
+        news = self.agreement.take(self.agreement.round, step, Decision.from_numbers(rows[0][2:_HEAD]))
+        if self._controller is not None:
+            begin = time.perf_counter()
+            if seen := self._observation(step, rows):
+                self._controller.observe(seen, ran=ran)
+            self._decided = self._controller.decide(step)
+            self._seconds_deciding += time.perf_counter() - begin
+        self._ran = self.agreement.for_step(step)
+        if news:
+            self._tell()
+        return news
+
+    def _take_first(self, step: int) -> bool:
+        """The first decision has no measured step before it: only the line, and this step's forward pass."""
+        self._first = False
+        taken = max(0.0, self._clock.forward_end - self._clock.forward)
+        forward = self._network.all_reduce(torch.tensor([taken], dtype=torch.float64, device=self._device), op="max")
+        if self._controller is not None and float(forward) > 0:
+            self._decided = self._controller.first(float(forward))
+        numbers = torch.tensor(self._decided.numbers(), dtype=torch.float64, device=self._device)
+        decision = Decision.from_numbers(self._network.broadcast(numbers, source=0).tolist())
+        news = self.agreement.take(self.agreement.round, step, decision)
+        self._ran = self.agreement.for_step(step)
+        self._network.take_spans()
+        if news:
+            self._tell()
+        return news
+
+    def _row(self, step: int) -> list[float]:
+        sums, self._sums = self._sums, _Sums()
+        count = max(1, sums.steps)
+        rest = statistics.median(self._gaps) if self._gaps else 0.0
+        trip = min(self._trips) if self._trips else 0.0
+        means = [sums.seconds, sums.forward, sums.backward, sums.exchange]
+        numbers = [float(sums.steps), *(value / count for value in means), rest, trip]
+        numbers += [sums.canary, sums.offered, sums.left]
+        curve = sums.curve or [0.0] * len(DENSITIES)
+        return [float(self.agreement.round), float(step), *self._decided.numbers(), *numbers, *curve]
+
+    def _note_trip(self) -> None:
+        """The span of the round itself was logged with the others: it is the last that began."""
+        spans = self._network.take_spans()
+        if spans:
+            begin, end = spans[-1]
+            self._trips.append(end - begin)
+
+    def _observation(self, step: int, rows: Sequence[Sequence[float]]) -> Observation | None:
+        """All ranks as one: the slowest decides how long a step takes, who waits least how long messages do."""
+        columns = list(zip(*(row[_HEAD : _HEAD + _NUMBERS] for row in rows), strict=True))
+        steps, seconds, forward, backward, exchange, rest, trip, canary, offered, left = columns
+        if not all(steps):
+            return None
+        curve = rows[0][_HEAD + _NUMBERS :]
+        return Observation(
+            step=step,
+            steps=int(steps[0]),
+            seconds=max(seconds),
+            forward=max(forward),
+            backward=max(backward),
+            rest=max(rest),
+            exchange=min(exchange),
+            ready=self._ready,
+            trip=min(trip) or None,
+            canary=min(canary) or None,
+            kept=1.0 - sum(left) / sum(offered) if sum(offered) > 0 else None,
+            curve=tuple(curve) if any(curve) else None,
+        )
+
+    # --------------------------------------------------------------------------------------------- what it means
+
+    def _candidate(self, kind: int) -> Candidate:
+        return self.candidates[self._ran.choice[kind]]
+
+    def recipe(self) -> Recipe:
+        """The recipe of most buckets."""
+        present = [kind for kind in KINDS if kind in self._kinds]
+        return self._candidate(KINDS.index(present[0]) if present else 0).recipe
+
+    def ways(self) -> dict[str, Recipe]:
+        """The buckets that travel by another one in this step."""
+        main, found = self.recipe(), {}
+        for parcel, kind in zip(self._layout.parcels, self._kinds, strict=True):
+            way = self._candidate(KINDS.index(kind)).recipe
+            if self._ran.canary is not None and self._ran.canary[1] == parcel.index:
+                way = self.candidates[self._ran.canary[0]].recipe
+            if way != main:
+                found[parcel.name] = way
+        return found
+
+    def moved(self, layout: Layout) -> None:
+        """Buckets are others than before."""
+        self._layout = layout
+        self._kinds = [
+            kind_of(parcel.numel, sum(self._embeddings.get(part.name, 0) for part in parcel.parts))
+            for parcel in layout.parcels
+        ]
+        if self._controller is not None and layout.parcels:
+            known = self._controller.outlook.profile_or_none
+            self._controller.meet(_profile(layout, known, self._processors), self._kinds)
+
+    def _tell(self) -> None:
+        if self._controller is not None and self._controller.events:
+            _log.info("%s", self._controller.events[-1].text)
+
+    # ------------------------------------------------------------------------------------------------- keeping
+
+    def state(self) -> dict[str, Any]:
+        """Of this rank; that of rank 0 has the controller's."""
+        return {
+            "decision": self.agreement.current.numbers(),
+            "candidates": [one.name for one in self.candidates],
+            "controller": None if self._controller is None else self._controller.state(),
+        }
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a saved decision; without one, begin anew. Every rank is given the same decision."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        self._sums, self._clock, self._last_end = _Sums(), _Clock(), None
+        self.agreement = Agreement(Decision(0, (0,) * len(KINDS)))
+        self._first = state is None
+        if state is not None:
+            names = {one.name: number for number, one in enumerate(self.candidates)}
+            saved = Decision.from_numbers(state["decision"])
+            choice = tuple(names.get(state["candidates"][number], 0) for number in saved.choice)
+            self.agreement = Agreement(Decision(saved.number, choice))
+            if self._controller is not None and state["controller"] is not None:
+                self._controller.load(state["controller"])
+        self._decided = self._ran = self.agreement.current
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+
+
+def _union(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds that are in at least one span."""
+    total, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def _energy_curve(flat: torch.Tensor | None) -> list[float]:
+    """How much of its energy the largest elements hold, at each density; from a sample."""
+    if flat is None or flat.numel() < len(DENSITIES):
+        return []
+    stride = max(1, flat.numel() // _SAMPLED)
+    squares = flat.detach()[::stride].float().square().sort(descending=True).values.cumsum(0)
+    total = float(squares[-1])
+    if not 0 < total < math.inf:
+        return []
+    places = [max(1, round(density * squares.numel())) - 1 for density in DENSITIES]
+    return [float(squares[place]) / total for place in places]
+
+
+def _profile(layout: Layout, known: Profile | None, processors: float) -> Profile:
+    """The buckets of a layout; ready one after the other until a step was timed."""
+    total = max(1, sum(parcel.numel + parcel.exact_numel for parcel in layout.parcels))
+    done, buckets = 0, []
+    for parcel in layout.parcels:
+        done += parcel.numel + parcel.exact_numel
+        buckets.append(Bucket(tuple(part.shape for part in parcel.parts), parcel.exact_numel, done / total))
+    times = (0.01, 0.02, 0.001) if known is None else (known.forward, known.backward, known.rest)
+    measured = known is not None and known.measured
+    return Profile("training", *times, tuple(buckets), processors, measured=measured)

@@ -1,0 +1,177 @@
+"""A training on a network that changes, without processes: hidden truth, noisy observations, decisions that come late.
+
+The truth differs from what the controller assumes: every family has a factor of its own, codecs are faster or slower
+than measured, steps are noisy, some are far off, energy kept changes while training.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+
+from thinwire.adapt import Auto, auto
+from thinwire.adapt.candidates import DENSITIES
+from thinwire.adapt.controller import Controller
+from thinwire.adapt.learner import Learner, Learnt
+from thinwire.adapt.observation import Observation
+from thinwire.adapt.outlook import Outlook
+from thinwire.plan.devices import Device, Speed
+from thinwire.plan.workload import Profile, of_size
+
+LATE = 2  # steps until a decision is carried out
+GPU, CPU = Speed(10e-6, 8e-12), Speed(5e-6, 0.8e-9)
+Line = tuple[float, float]  # seconds, seconds a byte
+
+
+@dataclass
+class Scenario:
+    """One training, from a seed."""
+
+    seed: int
+    steps: int = 600
+    workers: int = 4
+    profile: Profile = field(init=False)
+    trace: list[Line] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+        self.workers = self.dice.choice([2, 4, 8, 16])
+        parameters = int(10 ** self.dice.uniform(6, 8))
+        step = parameters / 10 ** self.dice.uniform(7.3, 8.7)
+        self.profile = replace(of_size(parameters, step), processors=self.dice.choice([0.5, 1.0, math.inf]))
+        sweep = GPU if self.profile.processors == math.inf else CPU
+        self.assumed = Device("assumed", sweep, hook=1e-4)
+        speed = self.dice.uniform(0.6, 1.6)
+        self.real = Device("real", Speed(sweep.fixed * speed, sweep.each * speed), hook=1e-4)
+        self.trace = self._trace()
+        self.factors = {
+            family: math.exp(self.dice.gauss(0, 0.2))
+            for family in ("all_reduce", "two_shot", "all_gather", "shared_top_k")
+        }
+        self.power = self.dice.uniform(0.15, 0.5)
+        self.noise = self.dice.choice([0.02, 0.05, 0.1])
+        self.outliers = self.dice.choice([0.0, 0.01])
+
+    def _trace(self) -> list[Line]:
+        dice, steps = self.dice, self.steps
+        kind = dice.choice(["static", "steps", "walk", "there and back"])
+        draw = lambda: (10 ** dice.uniform(-4, -1.7), 8 / 10 ** dice.uniform(7.3, 10))  # noqa: E731
+        if kind == "static":
+            return [draw()] * steps
+        if kind == "there and back":
+            one, other = draw(), draw()
+            return [other if steps // 3 <= step < 2 * steps // 3 else one for step in range(steps)]
+        if kind == "steps":
+            phases = [draw() for _ in range(dice.randint(3, 5))]
+            return [phases[step * len(phases) // steps] for step in range(steps)]
+        latency, byte_seconds = draw()
+        found = []
+        for step in range(steps):
+            if step % 10 == 0:
+                latency *= math.exp(dice.gauss(0, 0.1))
+                byte_seconds *= math.exp(
+                    dice.gauss(0, 0.1) + (1.5 * dice.choice([-1, 1]) if dice.random() < 0.03 else 0)
+                )
+                byte_seconds = min(max(byte_seconds, 8 / 2e10), 8 / 1e7)
+            found.append((latency, byte_seconds))
+        return found
+
+    def curve(self, step: int) -> tuple[float, ...]:
+        power = self.power * (1 - 0.3 * step / self.steps)
+        return tuple(density**power for density in DENSITIES)
+
+
+class World:
+    """The truth of a scenario, for a set of candidates."""
+
+    def __init__(self, scenario: Scenario, options: Auto | None = None) -> None:
+        self.scenario, self.options = scenario, options or auto()
+        self.candidates = self.options.for_ranks(scenario.workers)
+        self.truth = Outlook(self.candidates, scenario.real, workers=scenario.workers)
+        kinds = ["large"] * len(scenario.profile.buckets)
+        self.truth.set_profile(scenario.profile, kinds)
+        self.kinds = kinds
+        self._known: dict[object, tuple[float, float]] = {}
+
+    def line(self, step: int, choice: int) -> Learnt:
+        latency, byte_seconds = self.scenario.trace[step]
+        return Learnt(latency, byte_seconds, {}, self.scenario.factors[self.candidates[choice].family])
+
+    def step(self, step: int, choice: int, canary: tuple[int, int] | None = None) -> tuple[float, float]:
+        """Seconds of the whole step, and with messages under way; without noise."""
+        key = (self.scenario.trace[step], choice, canary)
+        if key not in self._known:
+            found = self.truth.predict((choice,) * 3, self.line(step, choice), canary)
+            self._known[key] = (found.step, found.under_way)
+        return self._known[key]
+
+    def worth(self, step: int, choice: int) -> float:
+        self.truth.curve = self.scenario.curve(step)
+        return self.truth.worth((choice,) * 3)
+
+    def fixed(self, choice: int) -> float:
+        """What it costs to stay with one candidate."""
+        return sum(self.step(step, choice)[0] / self.worth(step, choice) for step in range(self.scenario.steps))
+
+    def run(self) -> Run:
+        """Train under `auto`."""
+        scenario = self.scenario
+        dice = random.Random(scenario.seed + 1)
+        noise = lambda: math.exp(dice.gauss(0, scenario.noise))  # noqa: E731
+        latency, byte_seconds = scenario.trace[0]
+        learner = Learner(
+            latency=latency * noise(), byte_seconds=byte_seconds * scenario.factors["all_reduce"] * noise()
+        )
+        controller = Controller(self.options, scenario.assumed, learner, workers=scenario.workers)
+        controller.meet(scenario.profile, self.kinds)
+        run = Run(controller)
+        queue = [controller.first(scenario.profile.forward)] * (LATE + 1)
+        profile, wait = scenario.profile, 0
+        for step in range(scenario.steps):
+            decision = queue.pop(0)
+            choice = decision.choice[0]
+            seconds, under_way = self.step(step, choice, decision.canary)
+            pause = 3.0 if dice.random() < scenario.outliers else 1.0
+            taken = seconds * noise() * pause
+            run.costs.append(seconds / self.worth(step, choice))  # without noise, which hits every choice alike
+            run.seconds += taken
+            run.choices.append(choice)
+            wait -= 1
+            canary = None
+            if decision.canary is not None:
+                family = self.candidates[decision.canary[0]].family
+                line = replace(self.line(step, choice), factor=scenario.factors[family])
+                canary = self.truth.exchange(*decision.canary, line) * noise()
+            seen = Observation(
+                step=step + 1,
+                steps=1,
+                seconds=taken - profile.rest,
+                forward=profile.forward * noise(),
+                backward=profile.backward * noise(),
+                rest=profile.rest,
+                exchange=under_way * noise() * pause,
+                ready=tuple(bucket.ready for bucket in profile.buckets),
+                trip=scenario.trace[step][0] * noise(),
+                canary=canary,
+                curve=scenario.curve(step) if step % 25 == 0 else None,
+            )
+            controller.observe(seen, ran=decision)
+            queue.append(controller.decide(step + 1))
+        return run
+
+
+@dataclass
+class Run:
+    controller: Controller
+    costs: list[float] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def cost(self) -> float:
+        return sum(self.costs)
+
+    @property
+    def changes(self) -> int:
+        return sum(a != b for a, b in zip(self.choices, self.choices[1:], strict=False))
