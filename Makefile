@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 # Ten recipes would take longer than the five minutes that a demo may.
 demo: setup network-tools
 	$(BIN)/thinwire compare --steps 30 --lap 5 --network 100mbit,1ms \
-		--recipes ddp,torch-fp16,torch-powersgd:4,two-shot-4,two-shot-2,two-shot-1,threshold-k,ar-top-k \
+		--recipes ddp,auto,torch-fp16,torch-powersgd:4,two-shot-4,two-shot-1,threshold-k,ar-top-k \
 		--json demo.json --report demo.html
 
 # What pip cannot install. Without them the network is paced in the workers, and the browser tests are skipped.

@@ -1,6 +1,7 @@
 """Decisions in simulated trainings, against the best fixed choice in hindsight; and rules that hold in every one.
 
-Scenarios of seeds 0 to 39 are those the controller was developed on. Those from 1000 on were run once, at the end.
+The controller was developed on the scenarios of seeds 0 to 39, and, after a first run on them had shown a mistake, on
+those from 1000 on. Those from 2000 on were run once, at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def test_it_is_about_as_good_as_the_best_fixed_choice(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 1000])
+@pytest.mark.parametrize("first", [0, 1000, 2000])
 def test_forty_scenarios(first: int) -> None:
     costs = [cost_over_best(Scenario(seed)) for seed in range(first, first + 40)]
     assert statistics.fmean(costs) <= 1.0, costs
@@ -65,14 +66,14 @@ def test_on_a_fast_line_dense_stays() -> None:
 
 
 def test_a_change_of_the_network_is_followed_within_twenty_steps() -> None:
-    world = World(quiet(0, [FAST] * 100 + [SLOW] * 100 + [FAST] * 100))
+    world = World(quiet(0, [FAST] * 200 + [SLOW] * 200 + [FAST] * 200))
     run = world.run()
     best = {
         line: min(range(len(world.candidates)), key=lambda n: world.step(at, n)[0] / world.worth(at, n))
-        for line, at in ((FAST, 99), (SLOW, 199))
+        for line, at in ((FAST, 199), (SLOW, 399))
     }
-    for line, at in ((FAST, 99), (SLOW, 120), (FAST, 220)):
-        step = 99 if line == FAST else 199
+    for line, at in ((FAST, 199), (SLOW, 220), (FAST, 420)):
+        step = 199 if line == FAST else 399
         chosen, ideal = run.choices[at], best[line]
         taken, least = (world.step(step, n)[0] / world.worth(step, n) for n in (chosen, ideal))
         assert taken < 1.1 * least, (at, world.candidates[chosen].name, world.candidates[ideal].name)
@@ -174,7 +175,7 @@ def test_kinds_of_buckets_may_differ() -> None:
     controller.first(profile.forward)
     for step in range(30):
         ran = controller.decision
-        expected = controller.outlook.predict(ran.choice, controller.learner.network(controller._family(ran.choice)))
+        expected = controller.outlook.predict(ran.choice, controller._line(ran.choice))
         ready = tuple(bucket.ready for bucket in profile.buckets)
         controller.observe(
             Observation(

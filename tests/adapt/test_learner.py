@@ -80,15 +80,15 @@ def test_nothing_that_is_observed_breaks_it() -> None:
     for seconds in (0.0, -1.0, 1e9, 1e-12):
         learner.take_trip(seconds)
         learner.take_line(seconds=seconds, latency_share=0.5, expected=1.0)
-        learner.take_family("two_shot", seconds=seconds, expected=1.0)
+        learner.take_factor("two_shot", seconds=seconds, expected=1.0)
         assert 0 < learner.latency < math.inf
         assert 0 < learner.byte_seconds < math.inf
-    assert 0.25 <= learner.families["two_shot"] <= 4.0
+    assert 0.25 <= learner.factors["two_shot"] <= 4.0
 
 
 def test_it_goes_on_after_it_was_saved() -> None:
     dice, one = random.Random(4), Learner(latency=1e-3, byte_seconds=8e-8)
-    one.take_family("two_shot", seconds=2.0, expected=1.0)
+    one.take_factor("two_shot", seconds=2.0, expected=1.0)
     for _ in range(20):
         observe(one, 2e-3, 4e-8, dice)
     other = Learner(latency=1.0, byte_seconds=1.0)

@@ -123,7 +123,7 @@ class World:
         learner = Learner(
             latency=latency * noise(), byte_seconds=byte_seconds * scenario.factors["all_reduce"] * noise()
         )
-        controller = Controller(self.options, scenario.assumed, learner, workers=scenario.workers)
+        controller = Controller(self.options, scenario.assumed, learner, workers=scenario.workers, clock=lambda: 0.0)
         controller.meet(scenario.profile, self.kinds)
         run = Run(controller)
         queue = [controller.first(scenario.profile.forward)] * (LATE + 1)

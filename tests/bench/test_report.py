@@ -202,3 +202,36 @@ def test_series_colours_keep_apart_for_every_eye(theme: int, vision: str) -> Non
     assert len(palette) == curves.COLOURS + 1
     colours = [_oklab(found[theme + 1], vision) for found in palette.values()]
     assert min(math.dist(one, other) for one, other in itertools.combinations(colours, 2)) > 0.08
+
+
+def _with_auto() -> dict[str, Any]:
+    result = made_up_result()
+    row = result["rows"][5]
+    row["recipe"] = "auto"
+    row["decisions"] = [
+        {"step": 0, "seconds": 0.0, "recipe": "two-shot-1", "text": f"step 0: {HOSTILE}", "predicted_ms": 289.3, "mbit": 94.0},
+        {"step": 40, "seconds": 12.5, "recipe": "bf16", "text": "step 40: 940 Mbit/s now (was 94)", "predicted_ms": 201.0, "mbit": 940.0},
+    ]  # fmt: skip
+    row["front"] = [
+        {"recipe": "ar-top-k 0.1 %", "predicted_ms": 150.0, "worth": 0.1},
+        {"recipe": "bf16", "predicted_ms": 201.0, "worth": 1.0},
+    ]
+    row["deciding_share"] = 0.0049
+    return result
+
+
+def test_decisions_of_auto_are_told_and_marked() -> None:
+    page = render_report(_with_auto())
+    assert "What auto decided" in page
+    assert "step 40: 940 Mbit/s now (was 94)" in page
+    assert HOSTILE not in page
+    assert "0.49 % of the training time" in page
+    assert '"marks":[0.0,12.5]' in page
+    assert 'data-recipe="bf16"' in page
+    assert "What auto decided" not in render_report(made_up_result())
+
+
+def test_an_auto_that_stayed_with_dense_says_so() -> None:
+    result = _with_auto()
+    result["rows"][5] |= {"decisions": [], "front": [], "deciding_share": None}
+    assert "It stayed with dense." in render_report(result)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..plan.devices import Device
 from ..plan.workload import Profile
 from .agreement import KINDS, Decision
 from .candidates import Auto, Candidate
-from .learner import Learner, spread
+from .learner import Learner, Learnt, spread
 from .observation import Event, Expected, Observation
 from .outlook import Outlook
 from .pareto import Point, soonest
@@ -33,10 +34,16 @@ _RECENT = 10  # observations that say how long a step takes
 _FRESH, _RAN_LATELY = 60, 300  # steps in which canaries, and a family's own steps, are trusted
 _CANARIES = 2
 _CANARY_SHARE = 0.02  # of the time
+_CREDIT = 25  # steps: what they would allow may be spent before
 _CANARY_EVERY, _CANARY_RARELY = 25, 325  # steps, for families that promise as much as what runs, and much less
+_HOPELESS = 0.25  # costs so much more that its messages would have to take next to nothing
 _BAN = 100  # steps, doubled with every failure
-_RESOLVE = 25  # steps after which everything is predicted anew in any case
-_ROUND_SECONDS, _LONGEST_ROUND = 0.3, 5  # a round costs about a millisecond of a processor
+_RESOLVE, _SOONEST_RESOLVE = 50, 10  # steps until everything is predicted anew: in any case, and if numbers moved
+_MOVED = 0.2  # relative, of a number that predictions depend on
+_HOPEFUL = 1.6  # what cost more than so many times the best is not predicted anew every time
+_DECIDING = 0.007  # of the time
+_NOISE_AT_FIRST = 0.05
+_ROUND_SECONDS, _LONGEST_ROUND = 0.6, 5  # a round costs about a millisecond of a processor
 _LEAST_REST = 1e-4
 
 
@@ -50,8 +57,10 @@ class Controller:
         learner: Learner,
         *,
         workers: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.options, self.learner = options, learner
+        self.options, self.learner, self._clock = options, learner, clock
+        self.seconds_deciding = 0.0
         self.candidates: list[Candidate] = options.for_ranks(workers)
         self.outlook = Outlook(self.candidates, device, workers=workers)
         self.decision = Decision(0, (DENSE,) * len(KINDS))
@@ -59,18 +68,22 @@ class Controller:
         self.points: list[Point] = []
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._since_change = 0  # observations
-        self._residual: dict[str, tuple[float, int]] = {}  # by family: measured - predicted seconds, at which step
+        self._residual: dict[str, tuple[float, int]] = {}  # by group: measured - predicted seconds, at which step
         self._canaries: dict[str, deque[int]] = {}  # by family: the steps of those that were as predicted
         self._last_canary: dict[str, int] = {}
-        self._banned: dict[str, tuple[int, int]] = {}  # by family: until which step, after how many failures
+        self._banned: dict[str, tuple[int, int]] = {}  # by group: until which step, after how many failures
         self._before: tuple[tuple[int, ...], float] | None = None  # what the last change left, and its cost
         self._elapsed = self._spent = 0.0
         self._solved_at: tuple[int, float, float, float] | None = None
+        self._whole_at = 0
         self._seen_mbit = learner.mbit
         self._known: Expected | None = None
+        self._since_jump = _DWELL  # observations
+        self._wanted: int | None = None  # a candidate that only canaries are missing for
+        self._noise = _NOISE_AT_FIRST  # of a step: its standard deviation over its mean
         self._flying = False  # a canary whose result is not known yet
         self._entering = 0  # observations until a new family's factor is known
-        self._news = False
+        self._news = self._answered = False  # the line has changed; a canary has come back
 
     # ---------------------------------------------------------------------------------------------- observing
 
@@ -80,6 +93,11 @@ class Controller:
 
     def observe(self, seen: Observation, *, ran: Decision) -> None:
         """Learn from a round, in which an older decision may still have run."""
+        begin = self._clock()
+        self._observe(seen, ran)
+        self.seconds_deciding += self._clock() - begin
+
+    def _observe(self, seen: Observation, ran: Decision) -> None:
         self._elapsed += seen.steps * (seen.seconds + seen.rest)
         self._follow_profile(seen, dense=self._family(ran.choice) == "all_reduce")
         choice, family = ran.choice, self._family(ran.choice)
@@ -97,26 +115,32 @@ class Controller:
         if ran.number != self.decision.number:
             return
         self._recent.append(seen.seconds + seen.rest)
+        if len(self._recent) == _RECENT:
+            self._noise += 0.2 * (spread(list(self._recent)) - self._noise)
         self._since_change += 1
         after = self._expected(choice).step
-        old_residual = self._residual.get(family, (0.0, 0))[0]
+        group = self._group(choice)
+        old_residual = self._residual.get(group, (0.0, 0))[0]
         pull = 0.5 if self._since_change <= _DWELL else 0.2
         error = seen.seconds + seen.rest - after
-        self._residual[family] = (old_residual + pull * (error - old_residual), seen.step)
+        self._residual[group] = (old_residual + pull * (error - old_residual), seen.step)
 
     def _learn_line(self, seen: Observation, choice: tuple[int, ...], family: str) -> None:
+        self._since_jump += 1
         expected, share = self._expected(choice).under_way, self._expected(choice).latency_share
-        if self._entering and family == self._family(self.decision.choice):
+        if self._entering and choice == self.decision.choice:
             self._entering -= 1
-            self.learner.take_family(family, seconds=seen.exchange, expected=expected, pull=0.9)
+            name = self.candidates[choice[0]].name
+            self.learner.take_factor(name, family, seconds=seen.exchange, expected=expected, pull=0.9)
             return
         if self.learner.take_line(seconds=seen.exchange, latency_share=share, expected=expected):
             self._recent.clear()
-            self._news = True
+            self._banned.clear()  # what was not better on the old line may be on this one
+            self._news, self._since_jump = True, 0
 
     def _expected(self, choice: tuple[int, ...]) -> Expected:
         """What a step should take: near the last prediction by its slopes, because a prediction costs a millisecond."""
-        line, compute = self.learner.network(self._family(choice)), self.outlook.profile.compute
+        line, compute = self._line(choice), self.outlook.profile.compute
         if self._known is None or self._known.choice != choice or self._known.far(line, compute):
             predicted = self.outlook.predict(choice, line)
             share = self.outlook.latency_share(choice, line)
@@ -137,18 +161,18 @@ class Controller:
         self.outlook.set_profile(replace(profile, measured=True), self.outlook.kinds)
 
     def _judge_canary(self, seen: Observation, canary: tuple[int, int]) -> None:
-        family = self.candidates[canary[0]].family
-        expected = self.outlook.exchange(*canary, self.learner.network(family))
+        name, family = self.candidates[canary[0]].name, self.candidates[canary[0]].family
+        expected = self.outlook.exchange(*canary, self.learner.network(name, family))
         assert seen.canary is not None
         self._flying = False
-        self.learner.take_family(family, seconds=seen.canary, expected=expected)
+        self.learner.take_factor(name, family, seconds=seen.canary, expected=expected)
         ratio = seen.canary / expected if expected else 1.0
         good = self._canaries.setdefault(family, deque(maxlen=_CANARIES))
         if 0.5 < ratio < 2.0:
             good.append(seen.step)
         else:
             good.clear()
-        self._news = True
+        self._answered = True
 
     def _judge_energy(self, candidate: Candidate, kept: float) -> None:
         if candidate.density is not None:
@@ -160,16 +184,26 @@ class Controller:
 
     def decide(self, step: int) -> Decision:
         """What runs from now on; the same object if nothing changes."""
+        begin = self._clock()
+        decision = self._decide(step)
+        self.seconds_deciding += self._clock() - begin
+        return decision
+
+    def _decide(self, step: int) -> Decision:
         every = self._every()
         if self.decision.canary is not None or every != self.decision.every:
             self.decision = Decision(self.decision.number, self.decision.choice, every)
         if not self._worth_solving(step):
+            if self._wanted is not None and not self._flying and step % _DWELL == 0:
+                return self._try(self._wanted, step)
             return self.decision
         self._solve(step)
+        self._wanted = None
         choice = self._best(step)
         if choice != self.decision.choice:
             if self._may_enter(choice, step):
                 return self._change(choice, step)
+            self._wanted = choice[0]
             return self._try(choice[0], step)
         untried = self._due_canary(step)
         return self.decision if untried is None else self._try(untried, step)
@@ -183,44 +217,56 @@ class Controller:
         ready = [bucket.ready for bucket in profile.buckets]
         guess = self.outlook.at_pace(forward, 2.0 * forward, max(0.2 * forward, _LEAST_REST), ready)
         self.outlook.set_profile(guess, self.outlook.kinds)
-        self._solve(0)
+        self._solve(0, whole=True)
         best, dense = self._soonest(), self._point((DENSE,) * len(KINDS))
         if self._cost(dense) > _AT_FIRST * self._cost(best):
             return self._change(self._uniform(best.name), 0)
         return self.decision
 
     def _worth_solving(self, step: int) -> bool:
-        if self._since_change < _DWELL and not self._news:
+        if self._news or self._answered or self._since_change == _DWELL:
+            return True
+        if self._since_change < _DWELL or self.seconds_deciding > _DECIDING * self._elapsed:
             return False
-        now = (step, self.learner.latency, self.learner.byte_seconds, self.outlook.profile.compute)
         then = self._solved_at
-        stale = then is None or step - then[0] >= _RESOLVE
-        if not stale and then is not None:
-            stale = any(abs(a / b - 1) > 0.1 for a, b in zip(now[1:], then[1:], strict=True))
-        return stale or self._news or self._since_change == _DWELL
+        if then is None or step - then[0] >= _RESOLVE:
+            return True
+        moved = any(abs(a / b - 1) > _MOVED for a, b in zip(self._where(step)[1:], then[1:], strict=True))
+        return moved and step - then[0] >= _SOONEST_RESOLVE
 
-    def _solve(self, step: int) -> None:
-        self._solved_at = (step, self.learner.latency, self.learner.byte_seconds, self.outlook.profile.compute)
-        self._news = False
-        self.points = [self._point((number,) * len(KINDS)) for number in range(len(self.candidates))]
+    def _where(self, step: int) -> tuple[int, float, float, float]:
+        return step, self.learner.latency, self.learner.byte_seconds, self.outlook.profile.compute
+
+    def _solve(self, step: int, *, whole: bool = False) -> None:
+        """Predict every candidate; between two changes of the line, only those that come into question."""
+        whole = whole or self._news or not self.points or step - self._whole_at >= 4 * _RESOLVE
+        self._whole_at = step if whole else self._whole_at
+        self._solved_at, self._news, self._answered = self._where(step), False, False
+        limit = math.inf if whole else _HOPEFUL * min(self._cost(point) for point in self.points)
+        for number in range(len(self.candidates)):
+            if whole and number >= len(self.points):
+                self.points.append(self._point((number,) * len(KINDS)))
+            elif self._cost(self.points[number]) <= limit:
+                self.points[number] = self._point((number,) * len(KINDS))
 
     def _point(self, choice: tuple[int, ...]) -> Point:
-        family = self._family(choice)
-        predicted = self.outlook.predict(choice, self.learner.network(family)).step
+        predicted = self.outlook.predict(choice, self._line(choice)).step
         return Point(
-            self._name(choice), max(predicted + self._correction(family, predicted), 1e-6), self.outlook.worth(choice)
+            self._name(choice), max(predicted + self._correction(choice, predicted), 1e-6), self.outlook.worth(choice)
         )
 
-    def _correction(self, family: str, predicted: float) -> float:
-        if family in self._residual:
-            return self._residual[family][0]
-        current = self._residual.get(self._family(self.decision.choice), (0.0, 0))[0]
+    def _correction(self, choice: tuple[int, ...], predicted: float) -> float:
+        group = self._group(choice)
+        if group in self._residual:
+            return self._residual[group][0]
+        current = self._residual.get(self._group(self.decision.choice), (0.0, 0))[0]
         return min(max(current, -0.1 * predicted), 0.1 * predicted)
 
     def _soonest(self) -> Point:
-        banned = {family for family, (until, _) in self._banned.items() if until > (self._solved_at or (0,))[0]}
-        banned.discard(self._family(self.decision.choice))
-        allowed = [p for p, one in zip(self.points, self.candidates, strict=True) if one.family not in banned]
+        banned = {group for group, (until, _) in self._banned.items() if until > (self._solved_at or (0,))[0]}
+        banned.discard(self._group(self.decision.choice))
+        groups = [self._group((number,) * len(KINDS)) for number in range(len(self.candidates))]
+        allowed = [point for point, group in zip(self.points, groups, strict=True) if group not in banned]
         quality = self.options.objective == "time_to_quality"
         return soonest(allowed or self.points, floor=1.0 - self.options.max_error, quality=quality)
 
@@ -232,7 +278,7 @@ class Controller:
             return choice
         leaves_dense = self.candidates[self.decision.choice[0]].recipe.dense
         margin = _LEAVES_DENSE if leaves_dense else _HYSTERESIS
-        margin += spread(list(self._recent)) / math.sqrt(max(1, len(self._recent)))
+        margin += self._noise / math.sqrt(max(1, len(self._recent)))
         new = self._cost(self._point(choice))
         return choice if new * (1 + margin) < self._cost(now) else self.decision.choice
 
@@ -254,18 +300,19 @@ class Controller:
 
     def _may_enter(self, choice: tuple[int, ...], step: int) -> bool:
         family = self._family(choice)
-        if family == self._family(self.decision.choice) or self._ran_lately(family, step):
+        if family == self._family(self.decision.choice) or self._ran_lately(choice, step):
             return True
         good = [at for at in self._canaries.get(family, ()) if step - at <= _FRESH]
         return len(good) >= _CANARIES or self._cost(self._now()) > _AT_ONCE * self._cost(self._point(choice))
 
-    def _ran_lately(self, family: str, step: int) -> bool:
-        return family in self._residual and step - self._residual[family][1] <= _RAN_LATELY
+    def _ran_lately(self, choice: tuple[int, ...], step: int) -> bool:
+        group = self._group(choice)
+        return group in self._residual and step - self._residual[group][1] <= _RAN_LATELY
 
     def _change(self, choice: tuple[int, ...], step: int) -> Decision:
         was, will = self._now(), self._point(choice)
         text = self._told(step, choice, was, will)
-        old, new = self._family(self.decision.choice), self._family(choice)
+        old, new = self._group(self.decision.choice), self._group(choice)
         if self._before is not None and choice == self._before[0] and self._since_change <= 3 * _DWELL:
             failures = self._banned.get(old, (0, 0))[1] + 1
             if old != new:
@@ -273,10 +320,12 @@ class Controller:
             text += f"; {self._name(self.decision.choice)} took {_ms(was.seconds)}, which is not better"
         self._before = (self.decision.choice, self._cost(was))
         self.decision = Decision(self.decision.number + 1, choice, self._every())
-        self._entering = 2 if new != old and not self._ran_lately(new, step) else 0
+        # While the line moves, what differs is the line and not what a candidate makes of it.
+        known = self.candidates[choice[0]].name in self.learner.factors
+        self._entering = 0 if self._since_jump < _DWELL else 1 if known else 2
         self._recent.clear()
         self._since_change = 0
-        self._news = False
+        self._news, self._wanted = False, None
         self.events.append(Event(step, self._name(choice), text, will.seconds, self.learner.mbit))
         self._seen_mbit = self.learner.mbit
         return self.decision
@@ -286,13 +335,14 @@ class Controller:
     def _try(self, candidate: int, step: int) -> Decision:
         """Send the first bucket, which is small and has the line for itself, another way for one step."""
         choice = self.decision.choice
-        family = self.candidates[candidate].family
+        name, family = self.candidates[candidate].name, self.candidates[candidate].family
         canary = (candidate, 0)
         if self._flying and step - self._last_canary.get(family, step) < _FRESH:
             return self.decision
-        line = self.learner.network(family)
+        line = self.learner.network(name, family)
         excess = max(0.0, self.outlook.predict(choice, line, canary).step - self.outlook.predict(choice, line).step)
-        if self._spent + excess > _CANARY_SHARE * max(self._elapsed, 1e-9):
+        ahead = _CREDIT * (self._recent[-1] if self._recent else 0.0)
+        if self._spent + excess > _CANARY_SHARE * (self._elapsed + ahead):
             return self.decision
         self._flying = True
         self._spent += excess
@@ -310,6 +360,8 @@ class Controller:
             numbers = [n for n, one in enumerate(self.candidates) if one.family == family]
             best = min(numbers, key=lambda n: self._cost(self.points[n]))
             gap = max(0.0, self._cost(self.points[best]) / now - 1)
+            if gap > _HOPELESS:
+                continue
             wait = min(_CANARY_EVERY * (1 + 12 * gap), _CANARY_RARELY)
             if step - self._last_canary.get(family, -_CANARY_RARELY) >= wait:
                 return best
@@ -323,6 +375,16 @@ class Controller:
     def _family(self, choice: Sequence[int]) -> str:
         present = self.outlook.present()
         return self.candidates[choice[present[0] if present else 0]].family
+
+    def _line(self, choice: Sequence[int]) -> Learnt:
+        present = self.outlook.present()
+        candidate = self.candidates[choice[present[0] if present else 0]]
+        return self.learner.network(candidate.name, candidate.family)
+
+    def _group(self, choice: Sequence[int]) -> str:
+        """Those who miss their predictions alike: a family, but for dense, which has no codec to take longer."""
+        ways = [self.candidates[choice[kind]].recipe.dense for kind in self.outlook.present()]
+        return "dense" if all(ways) else self._family(choice)
 
     def _uniform(self, name: str) -> tuple[int, ...]:
         number = next(n for n, one in enumerate(self.candidates) if one.name == name)

@@ -1,14 +1,16 @@
 """The network, learnt from what training sends: two numbers by recursive least squares, corrected for each family.
 
 Latency and time a byte stand for the line; the formulas of `plan/network.py` make them the cost of a collective. What
-a family of recipes really takes differs from the formulas by a factor of its own. Only one family runs at a time, so a
-factor cannot be told from a slower line while that family runs: it is learnt when the family is entered, and from
-single buckets sent that way; all later news is about the line.
+a candidate really takes differs from the formulas by a factor of its own. Only one runs at a time, so a factor cannot
+be told from a slower line while it runs: it is learnt when the candidate is entered, and from single buckets sent that
+way; all later news is about the line.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +22,12 @@ _FORGET = 0.85  # an observation counts half after four
 _NOISE, _TRIP_NOISE = 0.1, 0.3  # relative, of an observation of messages, and of a single small one
 _UNSURE, _SETTLED = 1.0, 0.2  # relative error of a number of which nothing is known, and at most later
 _JUMP, _TRIP_JUMP = 0.3, 1.0  # relative: two in a row on the same side, and the line has changed
+_CLEAR = 3.0  # times the usual error, at least
 _MOST = 0.15  # relative change at a time, while nothing jumps
-_LEAST_LATENCY, _LEAST_BYTE = 1e-6, 1e-12
-_TELLS = 0.02  # a share of the time that says something about the rate
+_FAR = (0.25, 1e4)  # how far it jumps at most: what was small becomes smaller unseen
+_FAR_DOWN = 0.02  # and at most where it was most of what was seen
+_LEAST_LATENCY, _LEAST_BYTE = 1e-6, 8 / 4e11
+_TELLS, _LEAST_SHARE = 0.05, 1e-3  # of the time: below the first, a rate is not followed; of the second it is at least
 _FACTORS = (0.25, 4.0)
 _PULL = 0.6  # of a factor towards what was just seen
 
@@ -51,6 +56,7 @@ class _Number:
         self.value, self._least, self._jump = max(value, least), least, jump
         self._variance = _UNSURE**2
         self._surprise = 0  # how many observations in a row were far off, with the sign of their side
+        self._errors: deque[float] = deque(maxlen=20)
 
     def take(self, error: float, *, noise: float, scale: float = 1.0) -> bool:
         """Off by `error` relative to it, known to within `noise`. Whether it has jumped.
@@ -58,17 +64,22 @@ class _Number:
         `scale` is how much of what was observed it is: a jump is one of the observation.
         """
         seen = error * scale
-        side = (seen > self._jump) - (seen < -self._jump / (1 + self._jump))
+        jump = max(self._jump, _CLEAR * spread([1.0 + one for one in self._errors]))  # on a busy machine all is noisy
+        self._errors.append(max(seen, -0.9))
+        side = (seen > jump) - (seen < -jump / (1 + jump))
         self._surprise = self._surprise + side if side * self._surprise > 0 else side
         jumps = abs(self._surprise) >= 2
         if jumps:
+            error = statistics.fmean(list(self._errors)[-2:]) / scale
             self._surprise, self._variance = 0, _UNSURE**2
-        elif side:
+            self._errors.clear()
+        elif side or scale < _TELLS:
             return False  # one that is far off may be a pause of the machine: wait for the next
         variance = self._variance / _FORGET
         gain = variance / (variance + noise**2)
-        most = math.inf if jumps else _MOST
-        self.value = max(self._least, self.value * (1.0 + min(max(gain * error, -min(most, 0.95)), most)))
+        far = (_FAR_DOWN, _FAR[1]) if scale > 0.5 else _FAR
+        low, high = far if jumps else (1 - _MOST, 1 + _MOST)
+        self.value = max(self._least, self.value * min(max(1.0 + gain * error, low), high))
         self._variance = min((1.0 - gain) * variance, _SETTLED**2)
         return jumps
 
@@ -87,7 +98,7 @@ class Learner:
         self._latency = _Number(latency, _LEAST_LATENCY, _TRIP_JUMP)
         self._byte = _Number(byte_seconds, _LEAST_BYTE, _JUMP)
         self.collectives: dict[str, float] = {}
-        self.families: dict[str, float] = {}
+        self.factors: dict[str, float] = {}  # by candidate, and by family
 
     @property
     def latency(self) -> float:
@@ -101,8 +112,10 @@ class Learner:
     def mbit(self) -> float:
         return 8e-6 / self.byte_seconds
 
-    def network(self, family: str) -> Learnt:
-        return Learnt(self.latency, self.byte_seconds, self.collectives, self.families.get(family, 1.0))
+    def network(self, *names: str) -> Learnt:
+        """The line for a candidate and its family: with the factor of the first that has one."""
+        factor = next((self.factors[name] for name in names if name in self.factors), 1.0)
+        return Learnt(self.latency, self.byte_seconds, self.collectives, factor)
 
     # --------------------------------------------------------------------------------------------- observations
 
@@ -113,20 +126,21 @@ class Learner:
         rest is the rate.
         """
         share = 1.0 - latency_share
-        if not (seconds > 0 and expected > 0 and share > _TELLS):
+        if not (seconds > 0 and expected > 0):
             return False
+        share = max(share, _LEAST_SHARE)  # what is hardly seen now may be all there is when it grows
         return self._byte.take((seconds / expected - 1.0) / share, noise=_NOISE / share, scale=share)
 
     def take_trip(self, seconds: float) -> bool:
         """A message so small that it is all latency."""
         return seconds > 0 and self._latency.take(seconds / self.latency - 1.0, noise=_TRIP_NOISE)
 
-    def take_family(self, family: str, *, seconds: float, expected: float, pull: float = _PULL) -> None:
-        """A family was seen at its work, beside a line that is known."""
+    def take_factor(self, *names: str, seconds: float, expected: float, pull: float = _PULL) -> None:
+        """A candidate of a family was seen at its work, beside a line that is known; both have the factor now."""
         if seconds > 0 and expected > 0:
             low, high = _FACTORS
-            factor = self.families.get(family, 1.0) * (seconds / expected) ** pull
-            self.families[family] = min(max(factor, low), high)
+            factor = min(max(self.network(*names).factor * (seconds / expected) ** pull, low), high)
+            self.factors.update(dict.fromkeys(names, factor))
 
     # -------------------------------------------------------------------------------------------------- keeping
 
@@ -135,12 +149,12 @@ class Learner:
             "latency": self.latency,
             "byte_seconds": self.byte_seconds,
             "collectives": dict(self.collectives),
-            "families": dict(self.families),
+            "factors": dict(self.factors),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._latency.value, self._byte.value = float(state["latency"]), float(state["byte_seconds"])
-        self.collectives, self.families = dict(state["collectives"]), dict(state["families"])
+        self.collectives, self.factors = dict(state["collectives"]), dict(state["factors"])
 
 
 @dataclass(frozen=True)

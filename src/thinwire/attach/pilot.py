@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 _SAMPLE = 25  # steps from one look at the gradient to the next
 _SAMPLED = 1 << 14  # elements that are looked at
 _GAPS = 9  # from one step to the next: a pause to evaluate is not part of training
+_WARM = 2  # steps in which DDP arranges its buckets
+_TRIPS = 3  # small messages of which the shortest says what the latency is
 _HEAD, _NUMBERS = 2 + DECISION_NUMBERS, 10
 
 
@@ -85,13 +87,12 @@ class Pilot:
         self._clock, self._sums = _Clock(), _Sums()
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._last_end: float | None = None
+        self._steps = 0
         self._ready: tuple[float, ...] = ()
         self._ran = self.agreement.current
         self._pending: Pending | None = None
-        self._trip: tuple[float, list[float]] | None = None
-        self._trips: deque[float] = deque(maxlen=5)
+        self._trips: deque[float] = deque(maxlen=_TRIPS)
         self._decided: Decision = self.agreement.current
-        self._seconds_deciding = 0.0
         self._controller: Controller | None = None
         self._first = True
         network.spans = []
@@ -118,7 +119,7 @@ class Pilot:
         if self._controller is not None:
             found["auto/mbit"] = self._controller.learner.mbit
             found["auto/latency_ms"] = 1e3 * self._controller.learner.latency
-            found["auto/deciding_seconds"] = self._seconds_deciding
+            found["auto/deciding_seconds"] = self._controller.seconds_deciding
         return found
 
     # --------------------------------------------------------------------------------------------------- timing
@@ -140,7 +141,8 @@ class Pilot:
         """A step has ended: everything has arrived."""
         end, clock, sums = time.perf_counter(), self._clock, self._sums
         spans = self._network.take_spans() + ([] if conductor is None else conductor.take_spans())
-        if clock.arrivals and 0 < clock.forward <= clock.forward_end:
+        self._steps += 1
+        if self._steps > _WARM and clock.arrivals and 0 < clock.forward <= clock.forward_end:
             if self._last_end is not None and clock.forward > self._last_end:
                 self._gaps.append(clock.forward - self._last_end)
             last = clock.arrivals[-1][0]
@@ -175,7 +177,6 @@ class Pilot:
         """After a step: if the next one needs a round, gather it while the optimizer works."""
         if self._network.world_size > 1 and self._pending is None and self.agreement.waits(step):
             row = torch.tensor(self._row(step), dtype=torch.float64, device=self._device)
-            self._trip = (time.perf_counter(), [])
             self._pending = self._network.start_all_gather(row)
 
     def take(self, step: int) -> bool:
@@ -194,11 +195,9 @@ class Pilot:
         ran = self._ran
         news = self.agreement.take(self.agreement.round, step, Decision.from_numbers(rows[0][2:_HEAD]))
         if self._controller is not None:
-            begin = time.perf_counter()
             if seen := self._observation(step, rows):
                 self._controller.observe(seen, ran=ran)
             self._decided = self._controller.decide(step)
-            self._seconds_deciding += time.perf_counter() - begin
         self._ran = self.agreement.for_step(step)
         if news:
             self._tell()
