@@ -32,12 +32,11 @@ def start(code: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command(code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-def eventually(measure: Callable[[], T], good: Callable[[T], bool], *, attempts: int = 6) -> T:
-    """Measure until it is good. A busy machine spoils a measurement now and then, but not six times in a row."""
-    for _ in range(attempts):
-        found = measure()
-        if good(found):
-            break
+def eventually(measure: Callable[[], T], good: Callable[[T], bool], *, seconds: float = 60.0) -> T:
+    """Measure until it is good. A busy machine spoils measurements, several in a row, but not for a whole minute."""
+    end = time.monotonic() + seconds
+    while not good(found := measure()) and time.monotonic() < end:
+        time.sleep(0.2)
     assert good(found), found
     return found
 

@@ -60,7 +60,7 @@ def tour(rank: int, world_size: int, script: list[tuple[str, str | None]]) -> tu
     return ledger.books(), ran
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_change_together_and_lose_nothing(pools: Pools, ranks: int) -> None:
     script = [(name, None) for name in EXACT for _ in range(3)]
     results = pools(ranks).run(tour, script)
@@ -144,7 +144,7 @@ def resumed(rank: int, world_size: int, folder: Path) -> tuple[Any, str, str, An
     return result
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_it_goes_on_after_a_restart(pools: Pools, tmp_path: Path, ranks: int) -> None:
     """Also on another number of ranks: what was owed is owed, by what ran then."""
     before = pools(2).run(saved, tmp_path)

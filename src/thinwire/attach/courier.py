@@ -54,7 +54,7 @@ class Courier:
             decode_seconds=max(0.0, decoded),
         )
         step.exchanges[parcel.index] = sent.seconds
-        if step.measures and (measured := self._carrier.measured(parcel.name)) is not None:
+        if self._weighs(step, parcel) and (measured := self._carrier.measured(parcel.name)) is not None:
             step.energies.append((measured.offered, measured.left))
         self._sample(step, parcel, delivery, lane, record)
         self._meter.record(record)
@@ -77,8 +77,12 @@ class Courier:
             parts=parcel.parts,
             out=lane.scratch("mean", parcel.numel, device),
             may_be_unused=self._may_be_unused,
-            measure=self._meter.samples(step.number) or step.measures,
+            measure=self._meter.samples(step.number) or self._weighs(step, parcel),
         )
+
+    def _weighs(self, step: Step, parcel: Parcel) -> bool:
+        """Whether this parcel should say how much of it was sent: of all others it is known."""
+        return step.measures and self._carrier.recipe_of(parcel.name).codec.sparse
 
     def _sample(self, step: Step, parcel: Parcel, delivery: Delivery, lane: Lane, record: BucketRecord) -> None:
         if not self._meter.samples(step.number):

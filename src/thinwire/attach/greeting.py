@@ -16,6 +16,7 @@ from ..adapt.learner import Greeting, Learner, unknown_line
 from ..codecs.base import Codec
 from ..comm import Network
 from ..exchange import TwoShot
+from ..exchange.local_group import LocalGroup
 from ..exchange.script import Collective
 from ..plan.devices import Device, this_machine
 
@@ -68,6 +69,18 @@ def _fastest(
 
 def _blank(size: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(size // 4, device=device)
+
+
+def warm(candidates: Sequence[Candidate], network: Network, device: torch.device) -> None:
+    """Compile or load what candidates call, so that no step has to; rank 0 first, so that others find it on disk."""
+    if network.world_size == 1 or device.type != "cpu":
+        return
+    for turn in (network.rank == 0, network.rank != 0):
+        for one in candidates if turn else ():
+            group = LocalGroup(one.recipe, world_size=2)
+            for step in range(2):
+                group.mean([torch.ones(_TINY), torch.ones(_TINY)], step=step)
+        network.all_gather(_blank(_TINY, device))
 
 
 def processors_here(network: Network, device: torch.device) -> float:

@@ -28,7 +28,7 @@ from ..comm import Network, Pending
 from ..exchange.parcels import Layout
 from ..plan.workload import Bucket, Profile
 from ..recipe import Recipe
-from .greeting import device_here, greet, processors_here
+from .greeting import device_here, greet, processors_here, warm
 from .step import Step
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Pilot:
         # Rank 0 times codecs while the others wait here, so that nothing runs beside it.
         self._processors = math.inf if device.type == "cuda" else processors_here(network, device)
         speeds = device_here(self.candidates, device) if network.rank == 0 else None
+        warm(self.candidates, network, device)
         learner = greet(network, device)
         if speeds is not None:
             self._controller = Controller(options, speeds, learner, workers=network.world_size)

@@ -1,0 +1,168 @@
+"""`auto` beside fixed recipes on several networks, and on one that changes: time to the same loss, over seeds.
+
+    python benchmarks/auto.py [--seeds 3] [--out FILE]      measures (half an hour), writes JSON
+    python benchmarks/auto.py --table [FILE]                writes the table into docs/auto.md
+
+The target of a network is a loss that plain DDP reaches after about 60 steps, the same for all. Plain DDP takes seconds
+a step on slow networks, and learns the same from each step on all: there it trains for a few steps only, and its time
+to the target is that of its steps times as many as it needs elsewhere. Rows say so (`extrapolated`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+STATIC = ("unshaped", "1gbit,0.1ms", "100mbit,1ms", "100mbit,20ms", "20mbit,5ms")
+QUICK, FEW_BITS = ("two-shot-1", "global-qsgd-8", "bf16"), ("two-shot-1", "two-shot-2", "two-shot-4")
+FIXED = dict(zip(STATIC, (QUICK, QUICK, FEW_BITS, FEW_BITS, FEW_BITS[:2]), strict=True))  # those that may be best there
+SLOW_DDP = {"100mbit,1ms": 10, "100mbit,20ms": 10, "20mbit,5ms": 4}  # steps that plain DDP trains there
+TARGET, STEPS = 2.66, 110
+CHANGING = "1gbit,0.1ms@0s;30mbit,10ms@{first}s;1gbit,0.1ms@{second}s"
+
+
+def run(
+    network: str, recipes: list[str], *, steps: int, seeds: int, target: float | None, first_seed: int = 0
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "thinwire", "compare", "--network", network, "--recipes", ",".join(recipes)]
+        command += ["--steps", str(steps), "--lap", "5", "--probe-seconds", "0", "--json", str(out)]
+        command += ["--repeats", str(seeds), "--seed", str(first_seed), "--extra", "0"]
+        command += [] if target is None else ["--target-loss", str(target)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def times(row: dict[str, Any]) -> list[float | None]:
+    return [one["seconds_to_target"] for one in row["repeats"]]
+
+
+def steps_to(row: dict[str, Any], target: float) -> list[int]:
+    """After how many steps each seed has come down to the target."""
+    found = []
+    for one in row["repeats"]:
+        reached = [point["step"] for point in one["curve"] if point["held_out"] <= target]
+        found.append(reached[0] if reached else STEPS)
+    return found
+
+
+def measure(seeds: int, networks: list[str]) -> dict[str, Any]:
+    settings: list[dict[str, Any]] = []
+    needed: list[int] = []
+    for network in networks:
+        told: list[dict[str, Any]] = []
+        slow = SLOW_DDP.get(network)
+        if slow is not None:
+            short = run(network, ["ddp"], steps=slow, seeds=1, target=None)["rows"][0]
+            needs = statistics.fmean(needed) if needed else 60.0
+            seconds = short["step_ms"] / 1e3 * needs
+            told.append({"recipe": "ddp", "step_ms": short["step_ms"], "seconds": [seconds], "extrapolated": True})
+        recipes = [*(["ddp"] if slow is None else []), "auto", *FIXED[network]]
+        result = run(network, recipes, steps=STEPS, seeds=seeds, target=TARGET)
+        for row in result["rows"]:
+            if row["recipe"] == "ddp":
+                needed += steps_to(row, TARGET)
+            entry = {"recipe": row["recipe"], "step_ms": row["step_ms"], "seconds": times(row), "extrapolated": False}
+            entry |= {key: row[key] for key in ("decisions", "deciding_share") if key in row}
+            entry["problem"] = row["problem"]
+            told.append(entry)
+        settings.append({"network": network, "rows": told, **verdict(told)})
+        print(json.dumps({key: value for key, value in settings[-1].items() if key != "rows"}), flush=True)
+    return {"kind": "auto", "seeds": seeds, "target_loss": TARGET, "machine": result["machine"], "networks": settings}
+
+
+def mean(row: dict[str, Any]) -> float | None:
+    """Over the seeds; None if one of them did not get there."""
+    reached = [value for value in row["seconds"] if value is not None]
+    return statistics.fmean(reached) if reached and len(reached) == len(row["seconds"]) else None
+
+
+def verdict(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    by_name = {row["recipe"]: mean(row) for row in rows}
+    fixed = {name: value for name, value in by_name.items() if name != "auto" and value is not None}
+    best = min(fixed, key=lambda name: fixed[name])
+    taken, dense = by_name["auto"], by_name.get("ddp")
+    return {
+        "best_fixed": best,
+        "auto_over_best": None if taken is None else taken / fixed[best],
+        "auto_over_ddp": None if taken is None or dense is None else taken / dense,
+    }
+
+
+def changing(seeds: int) -> dict[str, Any]:
+    """The network of all recipes changes at the same moments; they take turns, so each sees it at the same step."""
+    network = CHANGING.format(first=60, second=150)
+    result = run(
+        network, ["auto", "two-shot-1", "two-shot-2", "two-shot-4"], steps=150, seeds=1, target=None, first_seed=0
+    )
+    rows = [
+        {
+            "recipe": row["recipe"],
+            "step_ms": row["step_ms"],
+            "seconds": [row["curve"][-1]["seconds"]],
+            "loss": row["final_loss"],
+            "extrapolated": False,
+        }
+        | {key: row[key] for key in ("decisions", "deciding_share") if key in row}
+        for row in result["rows"]
+    ]
+    return {"network": network, "rows": rows}
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [
+        "| network | auto, s | best fixed recipe, s | over best | over plain DDP | decided |",
+        "|---|---:|---|---:|---:|---|",
+    ]
+    for one in found["networks"]:
+        rows = {row["recipe"]: row for row in one["rows"]}
+        best, taken = one["best_fixed"], mean(rows["auto"])
+        decided = " → ".join(["dense", *(event["recipe"] for event in rows["auto"]["decisions"])])
+        lines.append(
+            f"| {one['network']} | {taken:.1f} | `{best}` {mean(rows[best]):.1f} | {one['auto_over_best']:.2f} "
+            f"| {one['auto_over_ddp']:.2f} | {decided} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--networks", nargs="*", default=list(STATIC))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--table", type=Path, nargs="?", const=max((ROOT / "benchmarks").glob("*-auto.json"), default=None)
+    )
+    options = parser.parse_args()
+    if options.table is not None:
+        page = ROOT / "docs" / "auto.md"
+        found = json.loads(options.table.read_text())
+        made = re.sub(
+            r"(<!-- auto table -->\n\n).*?(\n\n<!-- end -->)",
+            lambda m: m[1] + table(found) + m[2],
+            page.read_text(),
+            flags=re.DOTALL,
+        )
+        page.write_text(made)
+        return
+    found = measure(options.seeds, options.networks)
+    found["changing"] = changing(options.seeds)
+    text = json.dumps(found, indent=1) + "\n"
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
