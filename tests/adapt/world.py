@@ -102,7 +102,7 @@ class World:
         """Seconds of the whole step, and with messages under way; without noise."""
         key = (self.scenario.trace[step], choice, canary)
         if key not in self._known:
-            found = self.truth.predict((choice,) * 3, self.line(step, choice), canary)
+            found = self.truth.predict((choice,) * 3, self.line(step, choice if canary is None else canary[0]), canary)
             self._known[key] = (found.step, found.under_way)
         return self._known[key]
 
@@ -138,14 +138,10 @@ class World:
             run.seconds += taken
             run.choices.append(choice)
             wait -= 1
-            canary = None
-            if decision.canary is not None:
-                family = self.candidates[decision.canary[0]].family
-                line = replace(self.line(step, choice), factor=scenario.factors[family])
-                canary = self.truth.exchange(*decision.canary, line) * noise()
+            canary = None if decision.canary is None else under_way * noise()
             seen = Observation(
                 step=step + 1,
-                steps=1,
+                steps=1 if canary is None else 0,
                 seconds=taken - profile.rest,
                 forward=profile.forward * noise(),
                 backward=profile.backward * noise(),

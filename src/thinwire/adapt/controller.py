@@ -98,6 +98,10 @@ class Controller:
         self.seconds_deciding += self._clock() - begin
 
     def _observe(self, seen: Observation, ran: Decision) -> None:
+        if seen.canary is not None and ran.canary is not None:
+            self._judge_canary(seen, ran)
+        if not seen.steps:
+            return
         self._elapsed += seen.steps * (seen.seconds + seen.rest)
         self._follow_profile(seen, dense=self._family(ran.choice) == "all_reduce")
         choice, family = ran.choice, self._family(ran.choice)
@@ -108,9 +112,6 @@ class Controller:
             self.outlook.curve = tuple(0.7 * a + 0.3 * b for a, b in zip(old, seen.curve, strict=True))
         if seen.kept is not None:
             self._judge_energy(self.candidates[choice[0]], seen.kept)
-        if seen.canary is not None and ran.canary is not None:
-            self._judge_canary(seen, ran.canary)
-            return  # the other buckets of such a step say nothing about other steps
         self._learn_line(seen, choice, family)
         if ran.number != self.decision.number:
             return
@@ -160,10 +161,11 @@ class Controller:
         profile = self.outlook.at_pace(mixed[0], mixed[1], max(mixed[2], _LEAST_REST), ready)
         self.outlook.set_profile(replace(profile, measured=True), self.outlook.kinds)
 
-    def _judge_canary(self, seen: Observation, canary: tuple[int, int]) -> None:
-        name, family = self.candidates[canary[0]].name, self.candidates[canary[0]].family
-        expected = self.outlook.exchange(*canary, self.learner.network(name, family))
+    def _judge_canary(self, seen: Observation, ran: Decision) -> None:
         assert seen.canary is not None
+        assert ran.canary is not None
+        name, family = self.candidates[ran.canary[0]].name, self.candidates[ran.canary[0]].family
+        expected = self.outlook.predict(ran.choice, self.learner.network(name, family), ran.canary).under_way
         self._flying = False
         self.learner.take_factor(name, family, seconds=seen.canary, expected=expected)
         ratio = seen.canary / expected if expected else 1.0
@@ -408,6 +410,15 @@ class Controller:
         )
         way = self._family(choice).replace("_", "-")
         return f"step {step}: {moved}{will.name} by {way}, {_ms(will.seconds)} predicted, was {_ms(was.seconds)}"
+
+    def outlined(self) -> str:
+        """Everything that the next decision depends on, in one line for a log."""
+        line = f"{1e3 * self.learner.latency:.2f} ms, {self.learner.mbit:,.0f} Mbit/s"
+        costs = sorted(self.points, key=self._cost)[:4]
+        best = ", ".join(f"{one.name} {_ms(one.seconds)} / {one.worth:.2f}" for one in costs)
+        profile = self.outlook.profile
+        times = f"{_ms(profile.forward)} forward, {_ms(profile.backward)} backward, {_ms(profile.rest)} rest"
+        return f"{line}; now {_ms(self._now().seconds)}, noise {self._noise:.2f}; {times}; {best}; {self._residual}"
 
     # ------------------------------------------------------------------------------------------------ keeping
 

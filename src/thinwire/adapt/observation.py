@@ -12,7 +12,7 @@ class Observation:
     """The mean of the steps since the last round, over all ranks: seconds of a step and of its parts."""
 
     step: int  # the next one
-    steps: int
+    steps: int  # without the one of the canary; what follows is of these
     seconds: float  # from forward to the last bucket, of the slowest rank
     forward: float
     backward: float  # until the last bucket was ready
@@ -20,7 +20,7 @@ class Observation:
     exchange: float  # with a message under way, of the rank that waited least
     ready: tuple[float, ...]  # of each bucket, as a share of backward
     trip: float | None = None  # of a message of next to no bytes
-    canary: float | None = None  # seconds of the messages of the bucket that was tried
+    canary: float | None = None  # with a message under way, of the step in which a bucket was sent another way
     kept: float | None = None  # energy sent over energy offered, of all ranks, where that was sampled
     curve: tuple[float, ...] | None = None  # of the mean gradient, where that was sampled
 

@@ -78,11 +78,6 @@ class Outlook:
         total = sum(cost.seconds for cost in costs)
         return sum(cost.latency for cost in costs) / total if total else 0.5
 
-    def exchange(self, candidate: int, bucket: int, line: Learnt) -> float:
-        """Seconds of the messages of one bucket, one after the other."""
-        sends = [op for op in self._script(candidate, bucket) if isinstance(op, Send)]
-        return sum(line.cost(op.collective, op.size, ranks=self.workers).seconds for op in sends)
-
     def _jobs(self, choice: Sequence[int], canary: tuple[int, int] | None = None) -> list[Job]:
         ways, profile = self.of_buckets(choice, canary), self.profile
         if all(self.candidates[way].recipe.dense for way in ways):

@@ -53,7 +53,6 @@ class Courier:
             exchange_seconds=sent.seconds,
             decode_seconds=max(0.0, decoded),
         )
-        step.exchanges[parcel.index] = sent.seconds
         if self._weighs(step, parcel) and (measured := self._carrier.measured(parcel.name)) is not None:
             step.energies.append((measured.offered, measured.left))
         self._sample(step, parcel, delivery, lane, record)

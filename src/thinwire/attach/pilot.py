@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,6 +90,7 @@ class Pilot:
         self._steps = 0
         self._ready: tuple[float, ...] = ()
         self._ran = self.agreement.current
+        self._tried: tuple[int, int] | None = None  # since the last round
         self._pending: Pending | None = None
         self._trips: deque[float] = deque(maxlen=_TRIPS)
         self._decided: Decision = self.agreement.current
@@ -146,17 +147,17 @@ class Pilot:
         if self._steps > _WARM and clock.arrivals and 0 < clock.forward <= clock.forward_end:
             if self._last_end is not None and clock.forward > self._last_end:
                 self._gaps.append(clock.forward - self._last_end)
-            last = clock.arrivals[-1][0]
-            sums.steps += 1
-            sums.seconds += end - clock.forward
-            sums.forward += clock.forward_end - clock.forward
-            sums.backward += last - clock.forward_end
-            sums.exchange += _union(spans)
+            if self._ran.canary is not None:  # a step like no other
+                sums.canary, self._tried = _union(spans), self._ran.canary
+            else:
+                last = clock.arrivals[-1][0]
+                sums.steps += 1
+                sums.seconds += end - clock.forward
+                sums.forward += clock.forward_end - clock.forward
+                sums.backward += last - clock.forward_end
+                sums.exchange += _union(spans)
             if self._network.rank == 0:
                 self._ready = self._shares(clock)
-        canary = self._ran.canary
-        if canary is not None:
-            sums.canary = step.exchanges.get(canary[1], 0.0)
         for offered, left in step.energies:
             sums.offered += offered
             sums.left += left
@@ -193,12 +194,14 @@ class Pilot:
         rows = pending.wait().tolist()
         self._note_trip()
         check_rows(rows, number=self.agreement.round)
-        ran = self._ran
+        ran, self._tried = replace(self._ran, canary=self._tried), None
         news = self.agreement.take(self.agreement.round, step, Decision.from_numbers(rows[0][2:_HEAD]))
         if self._controller is not None:
             if seen := self._observation(step, rows):
                 self._controller.observe(seen, ran=ran)
             self._decided = self._controller.decide(step)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("step %d: %s; %s", step, seen, self._controller.outlined())
         self._ran = self.agreement.for_step(step)
         if news:
             self._tell()
@@ -242,7 +245,7 @@ class Pilot:
         """All ranks as one: the slowest decides how long a step takes, who waits least how long messages do."""
         columns = list(zip(*(row[_HEAD : _HEAD + _NUMBERS] for row in rows), strict=True))
         steps, seconds, forward, backward, exchange, rest, trip, canary, offered, left = columns
-        if not all(steps):
+        if not all(steps) and not all(canary):
             return None
         curve = rows[0][_HEAD + _NUMBERS :]
         return Observation(

@@ -25,7 +25,6 @@ class Step:
     views: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     pending: list[tuple[str, Tensor, Pending]] = dataclasses.field(default_factory=list)
     finite: list[bool] = dataclasses.field(default_factory=list)
-    exchanges: dict[int, float] = dataclasses.field(default_factory=dict)  # by parcel: seconds of its messages
     energies: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # offered and left, where measured
     _futures: list[tuple[Future[Tensor], Tensor]] = dataclasses.field(default_factory=list)
 
