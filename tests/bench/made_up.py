@@ -95,3 +95,19 @@ def _row(place: int, points: int, random_: random.Random) -> dict[str, Any]:
         "breakdown": {**parts, "exposed_ms": exposed} if split else None, "curve": curve,
         "repeats": [{"seed": 0, "step_ms": [step_ms * random_.uniform(0.98, 1.02) for _ in range(5)]}],
     }  # fmt: skip
+
+
+def with_decisions(result: dict[str, Any]) -> dict[str, Any]:
+    """The same with one of its rows as `auto`, which has decided twice."""
+    row = result["rows"][5]
+    row["recipe"] = "auto"
+    row["decisions"] = [
+        {"step": 0, "seconds": 0.0, "recipe": "two-shot-1", "text": f"step 0: {HOSTILE}"},
+        {"step": 40, "seconds": 12.5, "recipe": "bf16", "text": "step 40: 940 Mbit/s now (was 94)"},
+    ]
+    row["front"] = [
+        {"recipe": "ar-top-k 0.1 %", "predicted_ms": 150.0, "worth": 0.1},
+        {"recipe": "bf16", "predicted_ms": 201.0, "worth": 1.0},
+    ]
+    row["deciding_share"] = 0.0049
+    return result

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import HOSTILE, made_up_result
+from made_up import HOSTILE, made_up_result, with_decisions
 
 from thinwire.bench.report import curves, figures, render_report, write_report
 from thinwire.errors import OptionError
@@ -204,24 +204,8 @@ def test_series_colours_keep_apart_for_every_eye(theme: int, vision: str) -> Non
     assert min(math.dist(one, other) for one, other in itertools.combinations(colours, 2)) > 0.08
 
 
-def _with_auto() -> dict[str, Any]:
-    result = made_up_result()
-    row = result["rows"][5]
-    row["recipe"] = "auto"
-    row["decisions"] = [
-        {"step": 0, "seconds": 0.0, "recipe": "two-shot-1", "text": f"step 0: {HOSTILE}"},
-        {"step": 40, "seconds": 12.5, "recipe": "bf16", "text": "step 40: 940 Mbit/s now (was 94)"},
-    ]
-    row["front"] = [
-        {"recipe": "ar-top-k 0.1 %", "predicted_ms": 150.0, "worth": 0.1},
-        {"recipe": "bf16", "predicted_ms": 201.0, "worth": 1.0},
-    ]
-    row["deciding_share"] = 0.0049
-    return result
-
-
 def test_decisions_of_auto_are_told_and_marked() -> None:
-    page = render_report(_with_auto())
+    page = render_report(with_decisions(made_up_result()))
     assert "What auto decided" in page
     assert "step 40: 940 Mbit/s now (was 94)" in page
     assert HOSTILE not in page
@@ -232,6 +216,6 @@ def test_decisions_of_auto_are_told_and_marked() -> None:
 
 
 def test_an_auto_that_stayed_with_dense_says_so() -> None:
-    result = _with_auto()
+    result = with_decisions(made_up_result())
     result["rows"][5] |= {"decisions": [], "front": [], "deciding_share": None}
     assert "It stayed with dense." in render_report(result)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from browser import MISSING, Browser
-from made_up import HOSTILE, made_up_result
+from made_up import HOSTILE, made_up_result, with_decisions
 from test_report import NUMBERS, hostile_result
 
 from thinwire.bench.report import write_report
@@ -304,6 +304,20 @@ def test_hostile_strings_stay_text(browser: Browser, tmp_path: Path) -> None:
     assert page.run("return document.querySelector('#results tbody th b').textContent") == HOSTILE
     assert page.run("return document.title") != "broken"
     page.quiet()
+
+
+def test_decisions_are_marked_against_time_only(browser: Browser, tmp_path: Path) -> None:
+    page = Page(browser, tmp_path, with_decisions(made_up_result()))
+    page.quiet()
+    count = "return document.querySelectorAll(`#${arguments[0]} .decision`).length"
+    assert page.run(count, "chart-time") == 2
+    assert page.run(count, "chart-bytes") == 0
+    assert page.run("return document.querySelectorAll('.decisions li').length") == 2
+    assert page.run("return document.querySelector('#front .chosen').dataset.recipe") == "bf16"
+    assert page.run("return document.querySelector('#front svg').getBoundingClientRect().width") > 200
+    assert page.run("return document.images.length") == 0
+    page.legend("auto")
+    assert page.run(count, "chart-time") == 0
 
 
 def test_the_download_is_the_result(page: Page, tmp_path: Path) -> None:

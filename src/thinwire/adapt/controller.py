@@ -196,7 +196,7 @@ class Controller:
         if self.decision.canary is not None or every != self.decision.every:
             self.decision = Decision(self.decision.number, self.decision.choice, every)
         if not self._worth_solving(step):
-            if self._wanted is not None and not self._flying and step % _DWELL == 0:
+            if self._wanted is not None and not self._in_flight(step):
                 return self._try(self._wanted, step)
             return self.decision
         self._solve(step)
@@ -339,7 +339,7 @@ class Controller:
         choice = self.decision.choice
         name, family = self.candidates[candidate].name, self.candidates[candidate].family
         canary = (candidate, 0)
-        if self._flying and step - self._last_canary.get(family, step) < _FRESH:
+        if self._in_flight(step):
             return self.decision
         line = self.learner.network(name, family)
         excess = max(0.0, self.outlook.predict(choice, line, canary).step - self.outlook.predict(choice, line).step)
@@ -351,6 +351,10 @@ class Controller:
         self._last_canary[family] = step
         self.decision = replace(self.decision, canary=canary)
         return self.decision
+
+    def _in_flight(self, step: int) -> bool:
+        """Whether a canary was sent whose answer may still come."""
+        return self._flying and step - max(self._last_canary.values(), default=step) < 4 * _LONGEST_ROUND
 
     def _due_canary(self, step: int) -> int | None:
         """The best candidate of the family that is tried next, if one is due."""
