@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import thinwire
-from thinwire.adapt.candidates import DENSITIES, all_candidates, candidate, energy_at
+from thinwire.adapt.candidates import DENSITIES, LATE, all_candidates, candidate, energy_at
 from thinwire.errors import OptionError
 
 CURVE = (0.5, 0.35, 0.25, 0.15, 0.08)
@@ -69,7 +69,7 @@ def test_worth_is_a_share_and_fewer_bits_are_worth_less() -> None:
     shots = [worth[f"two-shot-{bits}"] for bits in (8, 4, 3, 2, 1)]
     assert shots == sorted(shots, reverse=True)
     for name, share in zip(DENSITIES, CURVE, strict=True):
-        assert worth[f"ar-top-k {100 * name:.2g} %"] == pytest.approx(share)
+        assert worth[f"ar-top-k {100 * name:.2g} %"] == pytest.approx(LATE * share)
 
 
 def test_energy_between_densities() -> None:

@@ -2,7 +2,8 @@
 
 Unbiased codecs lose little: their noise averages out over steps, as the noise of small batches does. `NOISE` is how
 much of a variance is felt; it was set by benchmarks/losses_quantized.json, where one bit there and back (variance 0.71
-of the mean) cost 0.2 % of the loss. Sparse ones are worth the energy of the mean gradient that they keep.
+of the mean) cost 0.2 % of the loss. Sparse ones are worth the energy of the mean gradient that they keep, less `LATE`:
+the rest is sent too, but later, and under Adam it then counts for less.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..recipe import Recipe, parse
 
 DENSITIES = (0.1, 0.033, 0.011, 0.004, 0.001)
 NOISE = 0.1
+LATE = 0.6  # as in `plan/advise.py`
 Objective = Literal["time_to_quality", "step_time"]
 
 
@@ -53,7 +55,7 @@ class Candidate:
         from ..plan.advise import variance_of_mean  # which loads all that predicts: not for every import of thinwire
 
         if self.density is not None:
-            return energy_at(self.density, curve)
+            return LATE * energy_at(self.density, curve)
         variance = variance_of_mean(self.recipe, max(1, numel), workers) if not self.recipe.dense else 0.0
         return 1 / (1 + NOISE * (variance or 0.0))
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..plan.devices import Device
 from ..plan.workload import Profile
 from .agreement import KINDS, Decision
-from .candidates import Auto, Candidate
+from .candidates import Auto, Candidate, energy_at
 from .learner import Learner, Learnt, spread
 from .observation import Event, Expected, Observation
 from .outlook import Outlook
@@ -178,7 +178,7 @@ class Controller:
 
     def _judge_energy(self, candidate: Candidate, kept: float) -> None:
         if candidate.density is not None:
-            said = candidate.worth(1, workers=self.outlook.workers, curve=self.outlook.curve)
+            said = energy_at(candidate.density, self.outlook.curve)
             old = self.outlook.kept.get(candidate.family, 1.0)
             self.outlook.kept[candidate.family] = old + 0.5 * (kept / max(said, 1e-9) - old)
 
