@@ -98,6 +98,12 @@ class Recipe:
         """Whether it does what DDP does without it."""
         return isinstance(self.codec, Fp32) and isinstance(self.exchange, AllReduce) and self.memory is None
 
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Every codec that runs: of what is sent, and of what two_shot sends back."""
+        back = (self.exchange.codec_back(self.codec),) if isinstance(self.exchange, TwoShot) else ()
+        return (self.codec, *back)
+
     def refusal(self, world_size: int) -> str | None:
         """One sentence if so many ranks cannot run it, else None."""
         if isinstance(self.exchange, Local):

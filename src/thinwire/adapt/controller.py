@@ -72,7 +72,7 @@ class Controller:
         self._canaries: dict[str, deque[int]] = {}  # by family: the steps of those that were as predicted
         self._last_canary: dict[str, int] = {}
         self._banned: dict[str, tuple[int, int]] = {}  # by group: until which step, after how many failures
-        self._before: tuple[tuple[int, ...], float] | None = None  # what the last change left, and its cost
+        self._before: tuple[int, ...] | None = None  # what the last change left
         self._elapsed = self._spent = 0.0
         self._solved_at: tuple[int, float, float, float] | None = None
         self._whole_at = 0
@@ -111,7 +111,7 @@ class Controller:
             old = self.outlook.curve
             self.outlook.curve = tuple(0.7 * a + 0.3 * b for a, b in zip(old, seen.curve, strict=True))
         if seen.kept is not None:
-            self._judge_energy(self.candidates[choice[0]], seen.kept)
+            self._judge_energy(self._main(choice), seen.kept)
         self._learn_line(seen, choice, family)
         if ran.number != self.decision.number:
             return
@@ -131,8 +131,9 @@ class Controller:
         expected, share = self._expected(choice).under_way, self._expected(choice).latency_share
         if self._entering and choice == self.decision.choice:
             self._entering -= 1
-            name = self.candidates[choice[0]].name
-            self.learner.take_factor(name, family, seconds=seen.exchange, expected=expected, pull=0.9)
+            self.learner.take_factor(
+                self._main(choice).name, family, seconds=seen.exchange, expected=expected, pull=0.9
+            )
             return
         if self.learner.take_line(seconds=seen.exchange, latency_share=share, expected=expected):
             self._recent.clear()
@@ -201,7 +202,7 @@ class Controller:
             return self.decision
         self._solve(step)
         self._wanted = None
-        choice = self._best(step)
+        choice = self._best()
         if choice != self.decision.choice:
             if self._may_enter(choice, step):
                 return self._change(choice, step)
@@ -272,13 +273,13 @@ class Controller:
         quality = self.options.objective == "time_to_quality"
         return soonest(allowed or self.points, floor=1.0 - self.options.max_error, quality=quality)
 
-    def _best(self, step: int) -> tuple[int, ...]:
+    def _best(self) -> tuple[int, ...]:
         """The choice to go to, or the present one if nothing is better beyond hysteresis and noise."""
         now, choice = self._now(), self._uniform(self._soonest().name)
         choice = self._refined(choice)
         if choice == self.decision.choice:
             return choice
-        leaves_dense = self.candidates[self.decision.choice[0]].recipe.dense
+        leaves_dense = self._main(self.decision.choice).recipe.dense
         margin = _LEAVES_DENSE if leaves_dense else _HYSTERESIS
         margin += self._noise / math.sqrt(max(1, len(self._recent)))
         new = self._cost(self._point(choice))
@@ -315,15 +316,15 @@ class Controller:
         was, will = self._now(), self._point(choice)
         text = self._told(step, choice, was, will)
         old, new = self._group(self.decision.choice), self._group(choice)
-        if self._before is not None and choice == self._before[0] and self._since_change <= 3 * _DWELL:
+        if choice == self._before and self._since_change <= 3 * _DWELL:
             failures = self._banned.get(old, (0, 0))[1] + 1
             if old != new:
                 self._banned[old] = (step + _BAN * 2**failures, failures)
             text += f"; {self._name(self.decision.choice)} took {_ms(was.seconds)}, which is not better"
-        self._before = (self.decision.choice, self._cost(was))
+        self._before = self.decision.choice
         self.decision = Decision(self.decision.number + 1, choice, self._every())
         # While the line moves, what differs is the line and not what a candidate makes of it.
-        known = self.candidates[choice[0]].name in self.learner.factors
+        known = self._main(choice).name in self.learner.factors
         self._entering = 0 if self._since_jump < _DWELL else 1 if known else 2
         self._recent.clear()
         self._since_change = 0
@@ -378,13 +379,15 @@ class Controller:
     def _cost(self, point: Point) -> float:
         return point.cost if self.options.objective == "time_to_quality" else point.seconds
 
+    def _main(self, choice: Sequence[int]) -> Candidate:
+        """That of the first kind there is, which most elements belong to."""
+        return self.candidates[choice[next(iter(self.outlook.present()), 0)]]
+
     def _family(self, choice: Sequence[int]) -> str:
-        present = self.outlook.present()
-        return self.candidates[choice[present[0] if present else 0]].family
+        return self._main(choice).family
 
     def _line(self, choice: Sequence[int]) -> Learnt:
-        present = self.outlook.present()
-        candidate = self.candidates[choice[present[0] if present else 0]]
+        candidate = self._main(choice)
         return self.learner.network(candidate.name, candidate.family)
 
     def _group(self, choice: Sequence[int]) -> str:
@@ -428,14 +431,12 @@ class Controller:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs; plain numbers and text."""
-        profile = self.outlook.profile
         return {
             "candidates": [one.name for one in self.candidates],
             "choice": list(self.decision.choice),
             "number": self.decision.number,
             "learner": self.learner.state(),
             "outlook": self.outlook.state(),
-            "times": [profile.forward, profile.backward, profile.rest],
             "residual": {family: list(pair) for family, pair in self._residual.items()},
             "banned": {family: list(pair) for family, pair in self._banned.items()},
         }

@@ -181,11 +181,6 @@ class Greeting:
         return learner
 
 
-def unknown_line() -> Learner:
-    """Before anything was sent; a group of one rank never sends."""
-    return Learner(latency=1e-3, byte_seconds=8e-9)
-
-
 def spread(values: list[float]) -> float:
     """The standard deviation over the mean, robust against single outliers; 0 for fewer than three.
 

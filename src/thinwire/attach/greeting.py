@@ -12,10 +12,8 @@ from pathlib import Path
 import torch
 
 from ..adapt.candidates import Candidate
-from ..adapt.learner import Greeting, Learner, unknown_line
-from ..codecs.base import Codec
+from ..adapt.learner import Greeting, Learner
 from ..comm import Network
-from ..exchange import TwoShot
 from ..exchange.local_group import LocalGroup
 from ..exchange.script import Collective
 from ..plan.devices import Device, this_machine
@@ -26,8 +24,6 @@ _PATIENCE = 0.05  # seconds of a message above which it is not sent twice
 
 def greet(network: Network, device: torch.device) -> Learner:
     """A few messages before the first step: a second on a line of 20 Mbit/s, next to nothing on a fast one."""
-    if network.world_size == 1:
-        return unknown_line()
     ranks = network.world_size
     gathers: dict[Collective, tuple[int, Callable[[], object]]] = {
         "all_reduce": (_LARGE, lambda: network.start_all_reduce(_blank(_LARGE, device)).wait()),
@@ -73,7 +69,7 @@ def _blank(size: int, device: torch.device) -> torch.Tensor:
 
 def warm(candidates: Sequence[Candidate], network: Network, device: torch.device) -> None:
     """Compile or load what candidates call, so that no step has to; rank 0 first, so that others find it on disk."""
-    if network.world_size == 1 or device.type != "cpu":
+    if device.type != "cpu":
         return
     for turn in (network.rank == 0, network.rank != 0):
         for one in candidates if turn else ():
@@ -103,11 +99,4 @@ def _hash_of(text: str) -> int:
 def device_here(candidates: Sequence[Candidate], device: torch.device) -> Device:
     if device.type == "cuda":
         return Device.named("a100")  # by its data sheet; what is measured while training corrects it
-    codecs: list[Codec] = []
-    for one in candidates:
-        recipe = one.recipe
-        if not recipe.dense:
-            codecs.append(recipe.codec)
-        if isinstance(recipe.exchange, TwoShot):
-            codecs.append(recipe.exchange.codec_back(recipe.codec))
-    return this_machine(codecs)
+    return this_machine([codec for one in candidates if not one.recipe.dense for codec in one.recipe.codecs])

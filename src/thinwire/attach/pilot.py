@@ -97,14 +97,21 @@ class Pilot:
         self._controller: Controller | None = None
         self._first = True
         network.spans = []
-        # Rank 0 times codecs while the others wait here, so that nothing runs beside it.
-        self._processors = math.inf if device.type == "cuda" else processors_here(network, device)
+        self._processors = math.inf
+        if network.world_size > 1:  # alone, there is nothing to decide
+            self._meet()
+        self.moved(layout)
+
+    def _meet(self) -> None:
+        network, device = self._network, self._device
+        if device.type != "cuda":
+            self._processors = processors_here(network, device)
+        # Rank 0 times codecs while the others wait, so that nothing runs beside it.
         speeds = device_here(self.candidates, device) if network.rank == 0 else None
         warm(self.candidates, network, device)
         learner = greet(network, device)
         if speeds is not None:
-            self._controller = Controller(options, speeds, learner, workers=network.world_size)
-        self.moved(layout)
+            self._controller = Controller(self.options, speeds, learner, workers=network.world_size)
 
     # ----------------------------------------------------------------------------------------------- for people
 
@@ -181,13 +188,18 @@ class Pilot:
             row = torch.tensor(self._row(step), dtype=torch.float64, device=self._device)
             self._pending = self._network.start_all_gather(row)
 
-    def take(self, step: int) -> bool:
-        """Before a step: the round it needs, if any. Whether what runs has changed."""
-        if self._network.world_size == 1 or not self.agreement.waits(step):
-            self._ran = self.agreement.current if self._network.world_size == 1 else self.agreement.for_step(step)
-            return False
-        if self._first:
-            return self._take_first(step)
+    def take(self, step: int) -> None:
+        """Before a step: the round it needs, if any, and with it what runs."""
+        if self._network.world_size == 1:
+            return
+        if not self.agreement.waits(step):
+            self._ran = self.agreement.for_step(step)
+        elif self._first:
+            self._take_first(step)
+        else:
+            self._take_round(step)
+
+    def _take_round(self, step: int) -> None:
         self.send(step)
         pending, self._pending = self._pending, None
         assert pending is not None
@@ -195,19 +207,22 @@ class Pilot:
         self._note_trip()
         check_rows(rows, number=self.agreement.round)
         ran, self._tried = replace(self._ran, canary=self._tried), None
-        news = self.agreement.take(self.agreement.round, step, Decision.from_numbers(rows[0][2:_HEAD]))
+        self._adopt(step, rows[0][2:_HEAD])
         if self._controller is not None:
             if seen := self._observation(step, rows):
                 self._controller.observe(seen, ran=ran)
             self._decided = self._controller.decide(step)
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("step %d: %s; %s", step, seen, self._controller.outlined())
-        self._ran = self.agreement.for_step(step)
-        if news:
-            self._tell()
-        return news
 
-    def _take_first(self, step: int) -> bool:
+    def _adopt(self, step: int, numbers: Sequence[float]) -> None:
+        """What rank 0 has said holds from this step on."""
+        news = self.agreement.take(self.agreement.round, step, Decision.from_numbers(numbers))
+        self._ran = self.agreement.for_step(step)
+        if news and self._controller is not None and self._controller.events:
+            _log.info("%s", self._controller.events[-1].text)
+
+    def _take_first(self, step: int) -> None:
         """The first decision has no measured step before it: only the line, and this step's forward pass."""
         self._first = False
         taken = max(0.0, self._clock.forward_end - self._clock.forward)
@@ -215,13 +230,8 @@ class Pilot:
         if self._controller is not None and float(forward) > 0:
             self._decided = self._controller.first(float(forward))
         numbers = torch.tensor(self._decided.numbers(), dtype=torch.float64, device=self._device)
-        decision = Decision.from_numbers(self._network.broadcast(numbers, source=0).tolist())
-        news = self.agreement.take(self.agreement.round, step, decision)
-        self._ran = self.agreement.for_step(step)
+        self._adopt(step, self._network.broadcast(numbers, source=0).tolist())
         self._network.take_spans()
-        if news:
-            self._tell()
-        return news
 
     def _row(self, step: int) -> list[float]:
         sums, self._sums = self._sums, _Sums()
@@ -295,10 +305,6 @@ class Pilot:
             known = self._controller.outlook.profile_or_none
             self._controller.meet(_profile(layout, known, self._processors), self._kinds)
 
-    def _tell(self) -> None:
-        if self._controller is not None and self._controller.events:
-            _log.info("%s", self._controller.events[-1].text)
-
     # ------------------------------------------------------------------------------------------------- keeping
 
     def state(self) -> dict[str, Any]:
@@ -358,7 +364,7 @@ def _profile(layout: Layout, known: Profile | None, processors: float) -> Profil
     done, buckets = 0, []
     for parcel in layout.parcels:
         done += parcel.numel + parcel.exact_numel
-        buckets.append(Bucket(tuple(part.shape for part in parcel.parts), parcel.exact_numel, done / total))
+        buckets.append(Bucket.of(parcel, done / total))
     times = (0.01, 0.02, 0.001) if known is None else (known.forward, known.backward, known.rest)
     measured = known is not None and known.measured
     return Profile("training", *times, tuple(buckets), processors, measured=measured)

@@ -17,7 +17,6 @@ import torch
 from ..codecs.base import Codec
 from ..comm import Communicator
 from ..errors import ThinwireError
-from ..exchange import TwoShot
 from ..plan.cost import predict
 from ..plan.devices import Device, measure_device, this_machine
 from ..plan.network import NetworkModel
@@ -40,10 +39,7 @@ def codecs_of(recipes: Sequence[str]) -> list[Codec]:
     codecs: list[Codec] = []
     for name in recipes:
         if name != "auto" and not name.startswith(("ddp", "torch-")):
-            recipe = parse(name)
-            codecs.append(recipe.codec)
-            if isinstance(recipe.exchange, TwoShot):
-                codecs.append(recipe.exchange.codec_back(recipe.codec))
+            codecs += parse(name).codecs
     return codecs
 
 

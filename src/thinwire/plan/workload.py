@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..codecs.base import Shape
 from ..comm import joined
 from ..errors import OptionError
-from ..exchange.parcels import Layout, Parameter, one_dimensional_or_tiny
+from ..exchange.parcels import Layout, Parameter, Parcel, one_dimensional_or_tiny
 
 _FIRST_BUCKET, _MB = 1 << 20, 1 << 20
 _BACKWARD_SHARE, _FORWARD_SHARE = 0.6, 0.3  # of a step of which only the whole is known; the rest is the optimizer
@@ -34,6 +34,10 @@ class Bucket:
     shapes: tuple[Shape, ...]
     exact: int
     ready: float
+
+    @classmethod
+    def of(cls, parcel: Parcel, ready: float) -> Bucket:
+        return cls(tuple(part.shape for part in parcel.parts), parcel.exact_numel, ready)
 
     @property
     def numel(self) -> int:
@@ -190,7 +194,7 @@ class Stopwatch:
         for number, parcel in enumerate(layout.parcels):
             at = _mean([each[number][0] - each[-1][0] for each in arrived])
             ready = min(1.0, max(0.0, 1.0 + at / backward)) if backward > 0 else 1.0
-            buckets.append(Bucket(tuple(part.shape for part in parcel.parts), parcel.exact_numel, ready))
+            buckets.append(Bucket.of(parcel, ready))
         rest = max(0.0, _mean([step.whole for step in steps]) - forward - backward)
         return Profile(name, forward, backward, rest, tuple(buckets), processors, measured=True)
 
