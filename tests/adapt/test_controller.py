@@ -15,6 +15,7 @@ import pytest
 from world import CPU, Scenario, World
 
 from thinwire.adapt import auto
+from thinwire.adapt.agreement import of_buckets
 from thinwire.adapt.controller import Controller
 from thinwire.adapt.learner import Learner
 from thinwire.adapt.observation import Observation
@@ -193,7 +194,7 @@ def test_kinds_of_buckets_may_differ() -> None:
         )
         controller.decide(step + 1)
     choice = controller.decision.choice
-    ways = controller.outlook.of_buckets(choice)
+    ways = of_buckets(choice, kinds)
     assert ways == [choice[0]] * (len(kinds) - 1) + [choice[1]]
     refined = controller._point(choice).cost
     for number in range(len(controller.candidates)):

@@ -43,6 +43,27 @@ class Decision:
 DECISION_NUMBERS = 4 + len(KINDS)
 
 
+def main_kind(kinds: Sequence[str]) -> int:
+    """The kind that speaks for all: the first of `KINDS` that there is.
+
+    >>> main_kind(["small", "embeddings"]), main_kind([])
+    (1, 0)
+    """
+    return next((number for number, kind in enumerate(KINDS) if kind in kinds), 0)
+
+
+def of_buckets(choice: Sequence[int], kinds: Sequence[str], canary: tuple[int, int] | None = None) -> list[int]:
+    """The candidate of every bucket, by its kind; the one that is tried has another.
+
+    >>> of_buckets((4, 7, 0), ["large", "embeddings", "large"], canary=(9, 2))
+    [4, 7, 9]
+    """
+    ways = [choice[KINDS.index(kind)] for kind in kinds]
+    if canary is not None and canary[1] < len(ways):
+        ways[canary[1]] = canary[0]
+    return ways
+
+
 class Agreement:
     """One rank's side. `take` the rounds, ask `for_step`; ranks with the same rounds have the same answers."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..plan.devices import Device
 from ..plan.workload import Profile
-from .agreement import KINDS, Decision
+from .agreement import KINDS, Decision, main_kind
 from .candidates import Auto, Candidate, energy_at
 from .learner import Learner, Learnt, spread
 from .observation import Event, Expected, Observation
@@ -381,7 +381,7 @@ class Controller:
 
     def _main(self, choice: Sequence[int]) -> Candidate:
         """That of the first kind there is, which most elements belong to."""
-        return self.candidates[choice[next(iter(self.outlook.present()), 0)]]
+        return self.candidates[choice[main_kind(self.outlook.kinds)]]
 
     def _family(self, choice: Sequence[int]) -> str:
         return self._main(choice).family

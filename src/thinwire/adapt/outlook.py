@@ -10,7 +10,7 @@ from ..exchange.script import Script, Send
 from ..plan.cost import LANES, Job, Prediction, carried_script, jobs_of, predict_jobs
 from ..plan.devices import Device
 from ..plan.workload import Profile
-from .agreement import KINDS
+from .agreement import KINDS, of_buckets
 from .candidates import Candidate
 from .learner import Learnt
 
@@ -44,12 +44,14 @@ class Outlook:
         assert self._profile is not None
         return self._profile
 
-    @property
-    def profile_or_none(self) -> Profile | None:
-        return self._profile
-
     def set_profile(self, profile: Profile, kinds: Sequence[str]) -> None:
-        """Times may change at every step; scripts are written anew only for other buckets."""
+        """Times may change at every step; scripts are written anew only for other buckets.
+
+        Times that were measured stay when only guesses come with other buckets.
+        """
+        if self._profile is not None and self._profile.measured and not profile.measured:
+            old = self._profile
+            profile = replace(profile, forward=old.forward, backward=old.backward, rest=old.rest, measured=True)
         known = None if self._profile is None else [(b.shapes, b.exact) for b in self._profile.buckets]
         if known != [(b.shapes, b.exact) for b in profile.buckets] or list(kinds) != self.kinds:
             self._scripts.clear()
@@ -58,13 +60,6 @@ class Outlook:
     def present(self) -> list[int]:
         """The kinds that there are, by number: large ones first."""
         return [number for number, kind in enumerate(KINDS) if kind in self.kinds]
-
-    def of_buckets(self, choice: Sequence[int], canary: tuple[int, int] | None = None) -> list[int]:
-        """The candidate of every bucket."""
-        ways = [choice[KINDS.index(kind)] for kind in self.kinds]
-        if canary is not None and canary[1] < len(ways):
-            ways[canary[1]] = canary[0]
-        return ways
 
     # ----------------------------------------------------------------------------------------------------- time
 
@@ -79,7 +74,7 @@ class Outlook:
         return sum(cost.latency for cost in costs) / total if total else 0.5
 
     def _jobs(self, choice: Sequence[int], canary: tuple[int, int] | None = None) -> list[Job]:
-        ways, profile = self.of_buckets(choice, canary), self.profile
+        ways, profile = of_buckets(choice, self.kinds, canary), self.profile
         if all(self.candidates[way].recipe.dense for way in ways):
             return jobs_of("ddp", profile, workers=self.workers)
         return [
@@ -99,7 +94,7 @@ class Outlook:
 
     def worth(self, choice: Sequence[int]) -> float:
         """The mean over the elements of what each bucket's candidate is worth."""
-        ways, total, weight = self.of_buckets(choice), 0.0, 0
+        ways, total, weight = of_buckets(choice, self.kinds), 0.0, 0
         for way, bucket in zip(ways, self.profile.buckets, strict=True):
             candidate = self.candidates[way]
             share = candidate.worth(bucket.numel, workers=self.workers, curve=self.curve)

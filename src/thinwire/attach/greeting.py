@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from ..adapt.learner import Greeting, Learner
 from ..comm import Network
 from ..exchange.local_group import LocalGroup
 from ..exchange.script import Collective
-from ..plan.devices import Device, this_machine
+from ..plan.devices import Device, Speed, this_machine
 
 _LARGE, _MIDDLE, _TINY = 1 << 19, 1 << 18, 1 << 10  # bytes of the messages
 _PATIENCE = 0.05  # seconds of a message above which it is not sent twice
@@ -67,16 +68,32 @@ def _blank(size: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(size // 4, device=device)
 
 
-def warm(candidates: Sequence[Candidate], network: Network, device: torch.device) -> None:
-    """Compile or load what candidates call, so that no step has to; rank 0 first, so that others find it on disk."""
-    if device.type != "cpu":
-        return
-    for turn in (network.rank == 0, network.rank != 0):
-        for one in candidates if turn else ():
-            group = LocalGroup(one.recipe, world_size=2)
-            for step in range(2):
-                group.mean([torch.ones(_TINY), torch.ones(_TINY)], step=step)
+def prepare(candidates: Sequence[Candidate], network: Network, device: torch.device) -> Device | None:
+    """Compile or load what candidates call, so that no step has to; on rank 0 also how fast it is.
+
+    Rank 0 comes first, so that nothing runs beside what it times and the others find what it compiled on disk. They
+    meet after each candidate: no message may wait for longer than a group allows.
+    """
+    first, speeds = network.rank == 0, dict[str, Speed]()
+    if device.type == "cuda":  # by its data sheet; what is measured while training corrects it
+        return Device.named("a100") if first else None
+    for one in candidates:
+        if first:
+            _run_once(one)
+            found = this_machine(() if one.recipe.dense else one.recipe.codecs)
+            speeds |= found.speeds
         network.all_gather(_blank(_TINY, device))
+    if not first:
+        for one in candidates:
+            _run_once(one)
+    network.all_gather(_blank(_TINY, device))
+    return replace(found, speeds=speeds) if first else None
+
+
+def _run_once(candidate: Candidate) -> None:
+    group = LocalGroup(candidate.recipe, world_size=2)
+    for step in range(2):
+        group.mean([torch.ones(_TINY), torch.ones(_TINY)], step=step)
 
 
 def processors_here(network: Network, device: torch.device) -> float:
@@ -94,9 +111,3 @@ def processors_here(network: Network, device: torch.device) -> float:
 def _hash_of(text: str) -> int:
     """The same in every process, unlike `hash`."""
     return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=7).digest(), "big")
-
-
-def device_here(candidates: Sequence[Candidate], device: torch.device) -> Device:
-    if device.type == "cuda":
-        return Device.named("a100")  # by its data sheet; what is measured while training corrects it
-    return this_machine([codec for one in candidates if not one.recipe.dense for codec in one.recipe.codecs])

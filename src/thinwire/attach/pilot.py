@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..adapt import Auto
-from ..adapt.agreement import DECISION_NUMBERS, KINDS, Agreement, Decision, check_rows
+from ..adapt.agreement import DECISION_NUMBERS, KINDS, Agreement, Decision, check_rows, main_kind, of_buckets
 from ..adapt.candidates import DENSITIES, Candidate
 from ..adapt.controller import Controller
 from ..adapt.observation import Event, Observation
@@ -28,7 +28,7 @@ from ..comm import Network, Pending
 from ..exchange.parcels import Layout
 from ..plan.workload import Bucket, Profile
 from ..recipe import Recipe
-from .greeting import device_here, greet, processors_here, warm
+from .greeting import greet, prepare, processors_here
 from .step import Step
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Pilot:
         network, device = self._network, self._device
         if device.type != "cuda":
             self._processors = processors_here(network, device)
-        # Rank 0 times codecs while the others wait, so that nothing runs beside it.
-        speeds = device_here(self.candidates, device) if network.rank == 0 else None
-        warm(self.candidates, network, device)
+        speeds = prepare(self.candidates, network, device)
         learner = greet(network, device)
         if speeds is not None:
             self._controller = Controller(self.options, speeds, learner, workers=network.world_size)
@@ -168,7 +166,7 @@ class Pilot:
         for offered, left in step.energies:
             sums.offered += offered
             sums.left += left
-        if step.measures and all(step.finite) and self._candidate(0).density is None:
+        if step.measures and all(step.finite) and self.candidates[self._main()].density is None:
             sums.curve = _energy_curve(step.largest())
         self._last_end, self._clock = end, _Clock()
 
@@ -275,24 +273,18 @@ class Pilot:
 
     # --------------------------------------------------------------------------------------------- what it means
 
-    def _candidate(self, kind: int) -> Candidate:
-        return self.candidates[self._ran.choice[kind]]
+    def _main(self) -> int:
+        return self._ran.choice[main_kind(self._kinds)]
 
     def recipe(self) -> Recipe:
         """The recipe of most buckets."""
-        present = [kind for kind in KINDS if kind in self._kinds]
-        return self._candidate(KINDS.index(present[0]) if present else 0).recipe
+        return self.candidates[self._main()].recipe
 
     def ways(self) -> dict[str, Recipe]:
         """The buckets that travel by another one in this step."""
-        main, found = self.recipe(), {}
-        for parcel, kind in zip(self._layout.parcels, self._kinds, strict=True):
-            way = self._candidate(KINDS.index(kind)).recipe
-            if self._ran.canary is not None and self._ran.canary[1] == parcel.index:
-                way = self.candidates[self._ran.canary[0]].recipe
-            if way != main:
-                found[parcel.name] = way
-        return found
+        ways, main = of_buckets(self._ran.choice, self._kinds, self._ran.canary), self._main()
+        others = [(parcel, way) for parcel, way in zip(self._layout.parcels, ways, strict=True) if way != main]
+        return {parcel.name: self.candidates[way].recipe for parcel, way in others}
 
     def moved(self, layout: Layout) -> None:
         """Buckets are others than before."""
@@ -302,8 +294,7 @@ class Pilot:
             for parcel in layout.parcels
         ]
         if self._controller is not None and layout.parcels:
-            known = self._controller.outlook.profile_or_none
-            self._controller.meet(_profile(layout, known, self._processors), self._kinds)
+            self._controller.meet(_guess(layout, self._processors), self._kinds)
 
     # ------------------------------------------------------------------------------------------------- keeping
 
@@ -358,13 +349,11 @@ def _energy_curve(flat: torch.Tensor | None) -> list[float]:
     return [float(squares[place]) / total for place in places]
 
 
-def _profile(layout: Layout, known: Profile | None, processors: float) -> Profile:
+def _guess(layout: Layout, processors: float) -> Profile:
     """The buckets of a layout; ready one after the other until a step was timed."""
     total = max(1, sum(parcel.numel + parcel.exact_numel for parcel in layout.parcels))
     done, buckets = 0, []
     for parcel in layout.parcels:
         done += parcel.numel + parcel.exact_numel
         buckets.append(Bucket.of(parcel, done / total))
-    times = (0.01, 0.02, 0.001) if known is None else (known.forward, known.backward, known.rest)
-    measured = known is not None and known.measured
-    return Profile("training", *times, tuple(buckets), processors, measured=measured)
+    return Profile("training", 0.01, 0.02, 0.001, tuple(buckets), processors)
