@@ -116,7 +116,7 @@ def test_canaries_cost_little() -> None:
     scenario = quiet(5, [(1e-3, 8e-9)] * 400)
     world = World(scenario)
     run = world.run()
-    assert run.controller._spent <= 0.02 * run.seconds
+    assert run.controller.canaries.spent <= 0.02 * run.seconds
 
 
 def test_a_family_that_disappoints_is_left_and_avoided() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from ..plan.devices import Device
 from ..plan.workload import Profile
 from .agreement import KINDS, Decision, main_kind
+from .canaries import Canaries
 from .candidates import Auto, Candidate, energy_at
 from .learner import Learner, Learnt, spread
 from .observation import Event, Expected, Observation
@@ -31,12 +32,7 @@ _AT_ONCE = 1.5  # so much better, and no canary is waited for
 _AT_FIRST = 2.0  # before the first step was measured
 _DWELL = 3  # observations after a change before the next
 _RECENT = 10  # observations that say how long a step takes
-_FRESH, _RAN_LATELY = 60, 300  # steps in which canaries, and a family's own steps, are trusted
-_CANARIES = 2
-_CANARY_SHARE = 0.02  # of the time
-_CREDIT = 25  # steps: what they would allow may be spent before
-_CANARY_EVERY, _CANARY_RARELY = 25, 325  # steps, for families that promise as much as what runs, and much less
-_HOPELESS = 0.25  # costs so much more that its messages would have to take next to nothing
+_RAN_LATELY = 300  # steps in which a family's own steps are trusted
 _BAN = 100  # steps, doubled with every failure
 _RESOLVE, _SOONEST_RESOLVE = 50, 10  # steps until everything is predicted anew: in any case, and if numbers moved
 _MOVED = 0.2  # relative, of a number that predictions depend on
@@ -69,11 +65,10 @@ class Controller:
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._since_change = 0  # observations
         self._residual: dict[str, tuple[float, int]] = {}  # by group: measured - predicted seconds, at which step
-        self._canaries: dict[str, deque[int]] = {}  # by family: the steps of those that were as predicted
-        self._last_canary: dict[str, int] = {}
+        self.canaries = Canaries()
         self._banned: dict[str, tuple[int, int]] = {}  # by group: until which step, after how many failures
         self._before: tuple[int, ...] | None = None  # what the last change left
-        self._elapsed = self._spent = 0.0
+        self._elapsed = 0.0
         self._solved_at: tuple[int, float, float, float] | None = None
         self._whole_at = 0
         self._seen_mbit = learner.mbit
@@ -81,7 +76,6 @@ class Controller:
         self._since_jump = _DWELL  # observations
         self._wanted: int | None = None  # a candidate that only canaries are missing for
         self._noise = _NOISE_AT_FIRST  # of a step: its standard deviation over its mean
-        self._flying = False  # a canary whose result is not known yet
         self._entering = 0  # observations until a new family's factor is known
         self._news = self._answered = False  # the line has changed; a canary has come back
 
@@ -167,14 +161,8 @@ class Controller:
         assert ran.canary is not None
         name, family = self.candidates[ran.canary[0]].name, self.candidates[ran.canary[0]].family
         expected = self.outlook.predict(ran.choice, self.learner.network(name, family), ran.canary).under_way
-        self._flying = False
         self.learner.take_factor(name, family, seconds=seen.canary, expected=expected)
-        ratio = seen.canary / expected if expected else 1.0
-        good = self._canaries.setdefault(family, deque(maxlen=_CANARIES))
-        if 0.5 < ratio < 2.0:
-            good.append(seen.step)
-        else:
-            good.clear()
+        self.canaries.answer(family, seen.step, ratio=seen.canary / expected if expected else 1.0)
         self._answered = True
 
     def _judge_energy(self, candidate: Candidate, kept: float) -> None:
@@ -197,7 +185,7 @@ class Controller:
         if self.decision.canary is not None or every != self.decision.every:
             self.decision = Decision(self.decision.number, self.decision.choice, every)
         if not self._worth_solving(step):
-            if self._wanted is not None and not self._in_flight(step):
+            if self._wanted is not None and not self.canaries.in_flight(step):
                 return self._try(self._wanted, step)
             return self.decision
         self._solve(step)
@@ -305,8 +293,8 @@ class Controller:
         family = self._family(choice)
         if family == self._family(self.decision.choice) or self._ran_lately(choice, step):
             return True
-        good = [at for at in self._canaries.get(family, ()) if step - at <= _FRESH]
-        return len(good) >= _CANARIES or self._cost(self._now()) > _AT_ONCE * self._cost(self._point(choice))
+        at_once = self._cost(self._now()) > _AT_ONCE * self._cost(self._point(choice))
+        return at_once or self.canaries.vouch_for(family, step)
 
     def _ran_lately(self, choice: tuple[int, ...], step: int) -> bool:
         group = self._group(choice)
@@ -340,22 +328,15 @@ class Controller:
         choice = self.decision.choice
         name, family = self.candidates[candidate].name, self.candidates[candidate].family
         canary = (candidate, 0)
-        if self._in_flight(step):
+        if self.canaries.in_flight(step):
             return self.decision
         line = self.learner.network(name, family)
         excess = max(0.0, self.outlook.predict(choice, line, canary).step - self.outlook.predict(choice, line).step)
-        ahead = _CREDIT * (self._recent[-1] if self._recent else 0.0)
-        if self._spent + excess > _CANARY_SHARE * (self._elapsed + ahead):
-            return self.decision
-        self._flying = True
-        self._spent += excess
-        self._last_canary[family] = step
-        self.decision = replace(self.decision, canary=canary)
+        taken = self._recent[-1] if self._recent else 0.0
+        if self.canaries.affordable(excess, elapsed=self._elapsed, step_seconds=taken):
+            self.canaries.send(family, step, excess=excess)
+            self.decision = replace(self.decision, canary=canary)
         return self.decision
-
-    def _in_flight(self, step: int) -> bool:
-        """Whether a canary was sent whose answer may still come."""
-        return self._flying and step - max(self._last_canary.values(), default=step) < 4 * _LONGEST_ROUND
 
     def _due_canary(self, step: int) -> int | None:
         """The best candidate of the family that is tried next, if one is due."""
@@ -366,11 +347,7 @@ class Controller:
                 continue
             numbers = [n for n, one in enumerate(self.candidates) if one.family == family]
             best = min(numbers, key=lambda n: self._cost(self.points[n]))
-            gap = max(0.0, self._cost(self.points[best]) / now - 1)
-            if gap > _HOPELESS:
-                continue
-            wait = min(_CANARY_EVERY * (1 + 12 * gap), _CANARY_RARELY)
-            if step - self._last_canary.get(family, -_CANARY_RARELY) >= wait:
+            if self.canaries.due(family, step, gap=self._cost(self.points[best]) / now - 1):
                 return best
         return None
 
