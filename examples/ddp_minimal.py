@@ -1,6 +1,6 @@
 """Train a small model with DDP and a recipe: it guesses the next byte of Python's own source files.
 
-torchrun --nproc-per-node 4 examples/ddp_minimal.py --recipe threshold-k       (or qsgd-4, dense, 'ef|top_k:0.01|...')
+torchrun --nproc-per-node 4 examples/ddp_minimal.py --recipe auto       (or threshold-k, dense, 'ef|top_k:0.01|...')
 """
 
 import argparse
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 
 
-def main(recipe: tw.Recipe, steps: int) -> None:
+def main(recipe: tw.Recipe | str, steps: int) -> None:
     dist.init_process_group("gloo")  # torchrun says which rank this is and where the others are
     sources = sorted(pathlib.Path(argparse.__file__).parent.glob("*.py"))
     data = torch.tensor(list(b"".join(path.read_bytes() for path in sources)[:1_000_000]))
@@ -54,6 +54,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     try:
-        main(tw.parse(options.recipe), options.steps)
+        main("auto" if options.recipe == "auto" else tw.parse(options.recipe), options.steps)
     except tw.ThinwireError as refusal:
         sys.exit(str(refusal))

@@ -22,9 +22,12 @@ from .draw import Draw
 from .errors import AttachError, ExchangeError, MessageError, OptionError, RecipeError, StateError, ThinwireError
 from .exchange import Exchange, all_gather, all_reduce, local, shared_top_k, two_shot
 from .exchange.local_group import LocalGroup
+from .gossip import Decentralized, decentralize
+from .mail import mail_at
 from .memory import Memory, error_feedback, momentum_correction
 from .presets import PRESETS
 from .recipe import Recipe, chain, parse
+from .topology import Topology, complete, exponential, from_graph, one_peer_exponential, ring, star, torus
 
 __version__ = "0.1.0"
 
@@ -33,6 +36,7 @@ __all__ = [
     "AttachError",
     "Codec",
     "Communicator",
+    "Decentralized",
     "Draw",
     "Exchange",
     "ExchangeError",
@@ -45,6 +49,7 @@ __all__ = [
     "RecipeError",
     "StateError",
     "ThinwireError",
+    "Topology",
     "__version__",
     "abs_max",
     "all_gather",
@@ -53,28 +58,37 @@ __all__ = [
     "auto",
     "bf16",
     "chain",
+    "complete",
+    "decentralize",
     "dgc_k",
     "error_feedback",
+    "exponential",
     "fp8",
     "fp16",
     "fp32",
+    "from_graph",
     "gaussian_k",
     "global_qsgd",
     "local",
     "low_rank",
+    "mail_at",
     "min_max",
     "momentum_correction",
     "natural",
+    "one_peer_exponential",
     "parse",
     "qsgd",
     "random_k",
+    "ring",
     "rotated",
     "shared_top_k",
     "sign",
+    "star",
     "terngrad",
     "theory",
     "threshold_k",
     "top_k",
+    "torus",
     "trimmed_k",
     "two_shot",
 ]

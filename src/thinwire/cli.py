@@ -96,8 +96,27 @@ def compare(
         typer.Option(help="Such as 100mbit,5ms or lan-1g; also loss=0.1%, jitter=1ms, unshaped, and A@0s;B@30s."),
     ] = "lan-100m",
     recipes: Annotated[
-        str, typer.Option(help="With commas: ddp, torch-fp16, torch-bf16, torch-powersgd:RANK, presets, recipes.")
-    ] = _DEFAULT_RECIPES,
+        str | None,
+        typer.Option(
+            help="With commas: ddp, auto, torch-fp16, torch-bf16, torch-powersgd:RANK, presets, recipes. Default: nine "
+            "of them, or ddp where there are --algorithms."
+        ),
+    ] = None,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            help="Decentralised ones, with commas: allreduce, dpsgd, naive:4, dcd:4, ecd:8, choco:sign, auto."
+        ),
+    ] = None,
+    topology: Annotated[
+        str, typer.Option(help="For --algorithms: ring, torus, exponential, one_peer_exponential, complete or star.")
+    ] = "ring",
+    codec: Annotated[
+        str | None, typer.Option(help="For --algorithms that name none, such as min_max:4,block=512.")
+    ] = None,
+    skew: Annotated[
+        float, typer.Option(help="From 0, workers have data of all kinds, to 1, each has kinds of its own.")
+    ] = 0.0,
     steps: Annotated[int, typer.Option(help="Steps for each recipe; with --target-loss, at most.")] = 200,
     seed: Annotated[int, typer.Option(help="Of weights, data and draws.")] = 0,
     repeats: Annotated[int, typer.Option(help="Runs of each, with seeds that follow.")] = 1,
@@ -128,15 +147,18 @@ def compare(
     """
     from rich.console import Console
 
+    from .bench.gossips import gossip_names
     from .bench.runner import Settings, split_recipes
     from .bench.runner import compare as run
     from .bench.screen import Screen, print_table
 
+    decentral = gossip_names(split_recipes(algorithms or ""), topology=topology, codec=codec)
+    names = recipes if recipes is not None else "ddp" if decentral else _DEFAULT_RECIPES
     settings = Settings(
         workload=workload,
         workers=workers,
         network=network,
-        recipes=split_recipes(recipes),
+        recipes=split_recipes(names) + decentral,
         steps=steps,
         seed=seed,
         repeats=repeats,
@@ -146,6 +168,7 @@ def compare(
         target_loss=target_loss,
         data=data,
         method=method,
+        skew=skew,
         probe_seconds=probe_seconds,
     )
     for option, target in (("--json", json_file), ("--report", report)):

@@ -159,7 +159,7 @@ def test_recipes_with_commas_of_their_own() -> None:
         ({"recipes": ()}, "there is nothing to compare"),
         ({"recipes": ("ddp", "ddp")}, "named twice"),
         ({"recipes": ("two-shots-2",)}, "did you mean two-shot-2"),
-        ({"recipes": ("nonsense",)}, "choose ddp, auto, torch-fp16"),
+        ({"recipes": ("nonsense",)}, "choose ddp, auto, dcd:4@ring, torch-fp16"),
         ({"recipes": ("torch-powersgd",)}, "write torch-powersgd:4"),
         ({"recipes": ("torch-powersgd:0",)}, "write torch-powersgd:4"),
         ({"recipes": ("top_k:0.01|all_reduce",)}, "use all_gather"),

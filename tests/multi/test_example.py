@@ -59,3 +59,16 @@ def test_a_bad_recipe_is_one_line() -> None:
     assert done.returncode != 0
     assert refusal in done.stderr
     assert f'File "{EXAMPLE}"' not in done.stderr  # no traceback of ours
+
+
+@pytest.mark.parametrize(("algorithm", "codec"), [("dcd", "min_max:4,block=512"), ("allreduce", "fp32")])
+def test_the_decentralised_example_learns(algorithm: str, codec: str) -> None:
+    program = EXAMPLE.with_name("decentralized_minimal.py")
+    done = run(*TORCHRUN, str(program), "--algorithm", algorithm, "--codec", codec, "--steps", "100")
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, last = (float(loss) for loss in re.findall(r"step +(?:0|100)  loss ([\d.]+)", done.stdout))
+    averaged = float(re.search(r"loss ([\d.]+) of the average model", done.stdout)[1])  # type: ignore[index]
+    assert last < 0.8 * first
+    assert averaged < 0.8 * first
+    apart = [float(one) for one in re.findall(r"models ([\d.]+) apart", done.stdout)]
+    assert (max(apart) == 0) == (algorithm == "allreduce")

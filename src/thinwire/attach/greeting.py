@@ -20,36 +20,52 @@ from ..exchange.script import Collective
 from ..plan.devices import Device, Speed, this_machine
 
 _LARGE, _MIDDLE, _TINY = 1 << 19, 1 << 18, 1 << 10  # bytes of the messages
+_QUICK, _LONGER = 0.01, 16  # seconds of a large message below which all are sent once more, so many times longer
 _PATIENCE = 0.05  # seconds of a message above which it is not sent twice
 
 
 def greet(network: Network, device: torch.device) -> Learner:
-    """A few messages before the first step: a second on a line of 20 Mbit/s, next to nothing on a fast one."""
-    ranks = network.world_size
-    gathers: dict[Collective, tuple[int, Callable[[], object]]] = {
-        "all_reduce": (_LARGE, lambda: network.start_all_reduce(_blank(_LARGE, device)).wait()),
-        "all_gather": (_MIDDLE, lambda: network.all_gather(_blank(_MIDDLE, device))),
-        "all_to_all": (
-            _MIDDLE,
-            lambda: network.all_to_all(_blank(_MIDDLE * ranks, device).view(ranks, -1)[:, : _MIDDLE // 4 // ranks]),
-        ),
-        "small_sum": (_MIDDLE // 4, lambda: network.all_reduce(_blank(_MIDDLE // 4, device))),
-        "broadcast": (_MIDDLE // 4, lambda: network.broadcast(_blank(_MIDDLE // 4, device), source=0)),
-    }
+    """A few messages before the first step: a second on a line of 20 Mbit/s or 1 Gbit/s, less between.
+
+    A line that seems quick is tried with longer messages: shaped ones let the first megabyte pass at full speed.
+    """
     tiny = lambda: network.all_gather(_blank(_TINY, device))  # noqa: E731
-    taken = [
-        _fastest(tiny, tiny, network, device, times=4),
-        *(_fastest(run, tiny, network, device) for _, run in gathers.values()),
-    ]
+    trip = _fastest(tiny, tiny, network, device, times=4)
+    seconds = _timed(_messages(network, device, 1), tiny, network, device)
+    if seconds["all_reduce"][1] < _QUICK:
+        seconds |= _timed(_messages(network, device, _LONGER), tiny, network, device)
     network.take_spans()
-    seconds: dict[Collective, tuple[int, float]] = {
-        name: (size, one) for (name, (size, _)), one in zip(gathers.items(), taken[1:], strict=True)
+    return Greeting(network.world_size, trip, seconds).learner()
+
+
+_Messages = dict[Collective, tuple[int, Callable[[], object]]]
+
+
+def _messages(network: Network, device: torch.device, longer: int) -> _Messages:
+    """By collective: how many bytes, and what sends them. Small sums and broadcasts have one length."""
+    ranks, large, middle = network.world_size, _LARGE * longer, _MIDDLE * longer
+    # Made before they are timed: the first touch of so much memory takes as long as sending it over a fast line.
+    summed, mine, gathered = _blank(large, device), _blank(middle, device), _blank(middle * ranks, device)
+    rows, came = (_blank(middle, device)[: middle // 4 // ranks * ranks].view(ranks, -1) for _ in range(2))
+    found: _Messages = {
+        "all_reduce": (large, lambda: network.start_all_reduce(summed).wait()),
+        "all_gather": (middle, lambda: network.all_gather(mine, out=gathered)),
+        "all_to_all": (middle, lambda: network.all_to_all(rows, out=came)),
     }
-    return Greeting(ranks, taken[0], seconds).learner()
+    if longer == 1:
+        found["small_sum"] = (_MIDDLE // 4, lambda: network.all_reduce(_blank(_MIDDLE // 4, device)))
+        found["broadcast"] = (_MIDDLE // 4, lambda: network.broadcast(_blank(_MIDDLE // 4, device), source=0))
+    return found
+
+
+def _timed(
+    messages: _Messages, meet: Callable[[], object], network: Network, device: torch.device
+) -> dict[Collective, tuple[int, float]]:
+    return {name: (size, _fastest(run, meet, network, device)) for name, (size, run) in messages.items()}
 
 
 def _fastest(
-    run: Callable[[], object], meet: Callable[[], object], network: Network, device: torch.device, *, times: int = 2
+    run: Callable[[], object], meet: Callable[[], object], network: Network, device: torch.device, *, times: int = 3
 ) -> float:
     """The least over the ranks, of whom the last to come waits for nobody, and over a few times if they are short."""
     best = math.inf

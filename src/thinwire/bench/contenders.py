@@ -16,6 +16,7 @@ from ..errors import OptionError, RecipeError
 from ..plan.workload import passed_on
 from ..presets import PRESETS
 from ..recipe import parse
+from .gossips import Gossip
 
 NO_COMMUNICATION = "no-communication"
 _ABOUT = {
@@ -63,10 +64,13 @@ class Contender:
     spelled: str
     about: str
     note: str | None = None
+    gossip: Gossip | None = None
 
     @classmethod
     def named(cls, name: str) -> "Contender":
         kind, _, argument = name.partition(":")
+        if (gossip := Gossip.named(name)) is not None:
+            return cls(name, gossip.spelled, gossip.about, gossip=gossip)
         if kind == "torch-powersgd":
             if not argument.isascii() or not argument.isdigit() or int(argument) < 1:
                 raise OptionError(f"{name} needs a rank of 1 or more: write torch-powersgd:4")
@@ -85,6 +89,11 @@ class Contender:
                 raise OptionError(str(problem)) from None
             raise OptionError(f"there is no recipe {name}: {_choices()}") from None
         return cls(name, str(recipe), _ABOUT.get(name, "A recipe as given."))
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether the name is that of a recipe: then it can be predicted."""
+        return self.gossip is None and self.name not in ("ddp", "auto", NO_COMMUNICATION) and "torch-" not in self.name
 
     @property
     def one_bucket(self) -> bool:
@@ -106,7 +115,9 @@ class Contender:
 
 
 def _choices() -> str:
-    return f"choose ddp, auto, torch-fp16, torch-bf16, torch-powersgd:RANK, {', '.join(PRESETS)}, or write one"
+    return (
+        f"choose ddp, auto, dcd:4@ring, torch-fp16, torch-bf16, torch-powersgd:RANK, {', '.join(PRESETS)}, or write one"
+    )
 
 
 def _send_nothing(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ..codecs.base import Codec
 from ..comm import Communicator
@@ -38,7 +39,7 @@ def device_for(recipes: Sequence[str]) -> Device:
 def codecs_of(recipes: Sequence[str]) -> list[Codec]:
     codecs: list[Codec] = []
     for name in recipes:
-        if name != "auto" and not name.startswith(("ddp", "torch-")):
+        if Contender.named(name).is_recipe:
             codecs += parse(name).codecs
     return codecs
 
@@ -80,7 +81,9 @@ class _Rehearsal:
     def __init__(self, work: Workload, everyone: Communicator, alone: Any, *, bucket_mb: float) -> None:
         self._everyone = everyone
         self._trainee = Trainee(Contender.named("ddp"), work, seed=0, group=alone, bucket_mb=bucket_mb)
-        self._watch = Stopwatch(self._trainee.model)
+        model = self._trainee.model
+        assert isinstance(model, DistributedDataParallel)
+        self._watch = Stopwatch(model)
         self._slowest: list[float] = []
 
     def run(self, steps: int) -> None:

@@ -63,8 +63,12 @@ class Mlp(nn.Module):
             nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
         )
 
+    def logits(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layers(inputs.flatten(1))
+        return found
+
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.layers(inputs.flatten(1)), targets)
+        return F.cross_entropy(self.logits(inputs), targets)
 
 
 class Cnn(nn.Module):
@@ -79,5 +83,9 @@ class Cnn(nn.Module):
         )
         self.head = nn.Sequential(nn.Linear(64 * (side // 8) ** 2, 512), nn.ReLU(), nn.Linear(512, classes))
 
+    def logits(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(self.features(inputs).flatten(1))
+        return found
+
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(self.features(inputs).flatten(1)), targets)
+        return F.cross_entropy(self.logits(inputs), targets)

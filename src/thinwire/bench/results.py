@@ -13,6 +13,7 @@ from .contenders import NO_COMMUNICATION, Contender
 SCHEMA = 1
 _WARM = 3  # first steps of a run, in which DDP arranges its buckets: on the clock, but not in the step time
 _SAME_LOSS = 0.01
+_SOMETIMES = ("accuracy", "averaged_loss", "local_loss", "consensus_distance")  # what only some laps tell
 
 
 @dataclass
@@ -57,8 +58,8 @@ class Run:
             seconds, loss = lap["seconds"], lap["held_out"]
         return None
 
-    def decided(self, key: str) -> Any:
-        """What `auto` told of itself with its last lap; None for other contenders."""
+    def last(self, key: str) -> Any:
+        """What was told with the last lap; None where nothing was."""
         return self.laps[-1].get(key) if self.laps else None
 
     def breakdown(self) -> dict[str, float | None] | None:
@@ -145,10 +146,18 @@ class Results:
             "speedup_over_ddp": None,
             "speedup_to_target": None,
             "breakdown": breakdown,
+            "accuracy": self._mean(name, lambda run: run.last("accuracy")),
+            **({} if contender.gossip is None else self._gossiped(contender, name)),
             **({} if name != "auto" else _decided(runs)),
             "curve": [_point(lap) for lap in runs[0].laps] if runs else [],
             "repeats": [{**_repeat(run), "seconds_to_target": run.seconds_to(self._target(run))} for run in runs],
         }
+
+    def _gossiped(self, contender: Contender, name: str) -> dict[str, Any]:
+        assert contender.gossip is not None
+        told = {"algorithm": contender.gossip.algorithm, "topology": contender.gossip.topology}
+        means = ("consensus_distance", "averaged_loss", "local_loss")
+        return told | {key: self._mean(name, lambda run, key=key: run.last(key)) for key in means}
 
     def _target(self, run: Run) -> float | None:
         return self.target_loss if self.target_loss is not None else self.targets.get(run.seed)
@@ -191,7 +200,7 @@ def _loss(value: float | None) -> str:
 
 def _decided(runs: Sequence[Run]) -> dict[str, Any]:
     first = runs[0] if runs else Run(0)
-    return {key: first.decided(key) for key in ("decisions", "front", "deciding_share")}
+    return {key: first.last(key) for key in ("decisions", "front", "deciding_share")}
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
@@ -209,6 +218,7 @@ def _point(lap: dict[str, Any]) -> dict[str, Any]:
         "bytes": lap["bytes"],
         "loss": _number(lap["loss"]),
         "held_out": _number(lap["held_out"]),
+        **{key: _number(lap[key]) for key in _SOMETIMES if lap.get(key) is not None},
     }
 
 

@@ -46,6 +46,7 @@ class Settings:
     target_loss: float | None = None
     data: str | None = None
     method: str | None = None
+    skew: float = 0.0
     probe_seconds: float = 12.0  # spent on the network before the first step, for predictions; 0 makes none
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class Settings:
         parse_network(self.network)
         for name in self.recipes:
             contender = Contender.named(name)
-            if name != "auto" and not name.startswith(("ddp", "torch-")):
+            if contender.is_recipe:
                 checked_recipe(contender.spelled, self.workers)
 
     @property
@@ -103,7 +104,9 @@ def compare(
 
     So it is if a worker dies, or on Ctrl-C, with the results so far; then what went wrong is raised.
     """
-    work = workload(settings.workload, data=settings.data)  # reads the data: an error here costs nothing yet
+    work = workload(
+        settings.workload, data=settings.data, skew=settings.skew
+    )  # reads the data: an error here costs nothing yet
     parameters = sum(p.numel() for p in work.model(seed=0).parameters())
     target = settings.target_loss
     results = Results(settings.recipes, settings.steps, settings.network, target)
@@ -171,5 +174,6 @@ def _events(settings: Settings, hosts: Hosts, *, predicts: bool) -> Iterator[dic
         world_size=settings.workers,
         interface=hosts.interface,
         probe_seconds=settings.probe_seconds if predicts else 0.0,
+        skew=settings.skew,
     )
     yield from crew_events(hosts, "thinwire.bench.worker", lambda rank: replace(task, rank=rank).as_text())

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
+from ..attach import Link
 from ..comm import Communicator, Op
+from ..mail import LocalMail, Mail
 from .contenders import Contender
 from .workloads import Workload
 
@@ -26,12 +29,22 @@ class Trainee:
         group: Any,
         sent_bytes: Callable[[], int] = lambda: 0,
         bucket_mb: float = 25.0,
+        mail: Callable[[], Mail] = lambda: LocalMail.of(1)[0],
     ) -> None:
         self.contender, self.workload, self.seed = contender, workload, seed
         self._ranks, self._sent_bytes = Communicator(group), sent_bytes
         self._rank, self._world_size = self._ranks.rank, self._ranks.world_size
-        self.model, self.link = contender.wrap(workload.model(seed=seed), group, seed=seed, bucket_mb=bucket_mb)
+        self.net = workload.model(seed=seed)
+        self.model: nn.Module = self.net
+        self.link: Link | None = None
+        self._gossip: Any = None
+        if contender.gossip is None:
+            self.model, self.link = contender.wrap(self.net, group, seed=seed, bucket_mb=bucket_mb)
         self._optimizer = workload.optimizer(self.model)
+        if contender.gossip is not None:
+            self._gossip = self._optimizer = contender.gossip.join(
+                self.net, self._optimizer, mail=mail(), network=self._ranks, seed=seed
+            )
         self._rates = [entry["lr"] for entry in self._optimizer.param_groups]
         self.step, self.seconds, self.bytes = 0, 0.0, 0.0
         self._began: list[float] = []  # when each step did, on this clock
@@ -64,12 +77,17 @@ class Trainee:
         self._meet()
         sent, begin = self._sent_bytes(), time.perf_counter()
         loss, taken = self.train(steps)
+        if self._gossip is not None:
+            self._gossip.finish()  # letters under way belong to the steps that sent them
         seconds = time.perf_counter() - begin
-        held_out = self._held_out_loss()
         [seconds] = self._over_ranks([seconds], "max")
         self._meet()  # a rank that is done sending may still have to pass on what others sent
-        means = [loss, held_out, float(self._sent_bytes() - sent)]
-        loss, held_out, sent_bytes = (value / self._world_size for value in self._over_ranks(means, "sum"))
+        sent_bytes = float(self._sent_bytes() - sent)
+        looked = self._look()
+        means = [loss, sent_bytes, *(value for value in looked.values() if value is not None)]
+        loss, sent_bytes, *seen = (value / self._world_size for value in self._over_ranks(means, "sum"))
+        looked.update(zip([key for key, value in looked.items() if value is not None], seen, strict=True))
+        held_out = looked.pop("held_out")
         self._began += [self.seconds + before for before in itertools.accumulate(taken[:-1], initial=0.0)]
         self.seconds += seconds
         self.bytes += sent_bytes
@@ -82,15 +100,36 @@ class Trainee:
             "lap_seconds": seconds,
             "lap_bytes": sent_bytes,
             "step_seconds": taken,
+            **looked,
         }
 
-    def _held_out_loss(self) -> float:
-        self.model.module.eval()
+    def _look(self) -> dict[str, float | None]:
+        """This rank's share of the held-out data, with the model that counts: of decentralised ranks, their average."""
+        if self._gossip is None:
+            held_out, accuracy = self._held_out()
+            return {"held_out": held_out, "accuracy": accuracy}
+        local_loss, _ = self._held_out()
+        with self._gossip.averaged():
+            averaged_loss, accuracy = self._held_out()
+        return {
+            "held_out": averaged_loss,
+            "accuracy": accuracy,
+            "averaged_loss": averaged_loss,
+            "local_loss": local_loss,
+            "consensus_distance": self._gossip.consensus_distance(),
+        }
+
+    def _held_out(self) -> tuple[float, float | None]:
+        """Mean loss, and the share that is right where the workload can tell."""
+        self.net.eval()
+        losses, right, total = [], 0, 0
         with torch.no_grad():
-            parts = self.workload.held_out(rank=self._rank, world_size=self._world_size)
-            losses = [float(self.model.module(*batch)) for batch in parts]
-        self.model.module.train()
-        return sum(losses) / len(losses)
+            for batch in self.workload.held_out(rank=self._rank, world_size=self._world_size):
+                losses.append(float(self.net(*batch)))
+                right += (found := self.workload.correct(self.net, batch)) or 0
+                total += 0 if found is None else len(batch[1])
+        self.net.train()
+        return sum(losses) / len(losses), right / total if total else None
 
     def _over_ranks(self, values: list[float], op: Op) -> list[float]:
         result: list[float] = self._ranks.all_reduce(torch.tensor(values, dtype=torch.float64), op=op).tolist()
@@ -130,3 +169,5 @@ class Trainee:
     def close(self) -> None:
         if self.link is not None:
             self.link.close()
+        if self._gossip is not None:
+            self._gossip.close()

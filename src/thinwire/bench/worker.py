@@ -21,8 +21,9 @@ import torch.distributed as dist
 
 from ..comm import Communicator
 from ..emulate.crew import speaker
-from ..emulate.paced import backend_here
+from ..emulate.paced import backend_here, hold_here
 from ..errors import ThinwireError
+from ..mail import GlooMail
 from .contenders import NO_COMMUNICATION, Contender
 from .forecast import measure_here
 from .one_loop import one_loop_backend
@@ -49,6 +50,7 @@ class Task:
     world_size: int
     interface: str
     probe_seconds: float = 0.0
+    skew: float = 0.0
     rank: int = field(default=0)
 
     def as_text(self) -> str:
@@ -60,7 +62,7 @@ class Worker:
 
     def __init__(self, task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
         self.task, self._tell = task, tell
-        self._work: Workload = workload(task.workload, data=task.data)
+        self._work: Workload = workload(task.workload, data=task.data, skew=task.skew)
         self._contenders = [Contender.named(name) for name in (NO_COMMUNICATION, *task.recipes)]
         self._everyone = Communicator()
         groups = [dist.new_group([rank], timeout=timedelta(minutes=_MINUTES)) for rank in range(task.world_size)]
@@ -123,6 +125,7 @@ class Worker:
             group=group,
             sent_bytes=self._sent_bytes,
             bucket_mb=self.task.bucket_mb,
+            mail=lambda: GlooMail.here(hold=hold_here()),
         )
 
     def _goes_on(self, trainee: Trainee, best: dict[str, float], target: float | None) -> bool:

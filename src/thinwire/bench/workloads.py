@@ -46,6 +46,8 @@ class Workload(ABC):
     optimizer_text: str
     batch_per_worker: int
     warm_up = 10  # steps over which the learning rate rises
+    held_out_batches = 4  # that a rank looks at
+    skew = 0.0  # share of the examples that are dealt by kind and not by chance
     clip: float | None = None
 
     @abstractmethod
@@ -63,16 +65,41 @@ class Workload(ABC):
     def count(self, *, held_out: bool = False) -> int: ...
 
     def batch(self, step: int, *, seed: int, rank: int, world_size: int) -> Batch:
-        """This rank's examples: all are shuffled once an epoch and dealt out, so that no two ranks have the same."""
+        """This rank's examples: all are shuffled once an epoch and dealt out, so that no two ranks have the same.
+
+        With a skew, every rank has examples of its own instead, mostly of a few kinds, and shuffles those.
+        """
         size = self.batch_per_worker
+        if self.skew:
+            mine = self._shard(rank, world_size)
+            epoch, place = divmod(step * size, len(mine) // size * size)
+            return self.examples(mine[_shuffled(len(mine), seed + rank, epoch)[place : place + size]])
         first = (step * world_size + rank) * size
         epoch, place = divmod(first, self.count() // size * size)
         return self.examples(_shuffled(self.count(), seed, epoch)[place : place + size])
 
-    def held_out(self, *, rank: int, world_size: int, batches: int = 4) -> Iterator[Batch]:
+    def kinds(self) -> Tensor:
+        """A number for every example: those with the same are alike. In text, neighbours are."""
+        return torch.arange(self.count())
+
+    def _shard(self, rank: int, world_size: int) -> Tensor:
+        """The numbers of the examples that are this rank's alone."""
+        order = _shuffled(self.count(), 0, 0)
+        by_kind = order[: int(self.skew * len(order))]
+        by_kind = by_kind[torch.argsort(self.kinds()[by_kind], stable=True)]
+        size = len(by_kind) // world_size
+        return torch.cat(
+            [by_kind[rank * size : (rank + 1) * size], order[int(self.skew * len(order)) :][rank::world_size]]
+        )
+
+    def correct(self, net: nn.Module, batch: Batch) -> int | None:
+        """How many of a batch the model gets right, where that can be said."""
+        return None
+
+    def held_out(self, *, rank: int, world_size: int) -> Iterator[Batch]:
         """This rank's share of the examples that are never trained on."""
         count, size = self.count(held_out=True), self.batch_per_worker
-        chosen = _shuffled(count, 0, 0)[: min(count // world_size, batches * size) * world_size]
+        chosen = _shuffled(count, 0, 0)[: min(count // world_size, self.held_out_batches * size) * world_size]
         for part in torch.split(chosen[rank::world_size], size):
             yield self.examples(part, held_out=True)
 
@@ -142,6 +169,7 @@ def _as_tensor(text: bytes) -> Tensor:
 class _OnImages(Workload):
     optimizer_text = "SGD, lr 0.1, momentum 0.9"
     batch_per_worker = 64
+    held_out_batches = 40
 
     def __init__(self, images: Images) -> None:
         self.images = images
@@ -151,6 +179,13 @@ class _OnImages(Workload):
 
     def count(self, *, held_out: bool = False) -> int:
         return len(self.images.held_out if held_out else self.images.train)
+
+    def kinds(self) -> Tensor:
+        return self.images.train_classes
+
+    def correct(self, net: nn.Module, batch: Batch) -> int | None:
+        logits: Tensor = net.logits(batch[0])  # type: ignore[operator]
+        return int((logits.argmax(1) == batch[1]).sum())
 
     def examples(self, which: Tensor, *, held_out: bool = False) -> Batch:
         if held_out:
@@ -225,8 +260,10 @@ WORKLOADS: Mapping[str, Callable[[str | None], Workload]] = MappingProxyType(
 )
 
 
-def workload(name: str, *, data: str | None = None) -> Workload:
+def workload(name: str, *, data: str | None = None, skew: float = 0.0) -> Workload:
     """A workload by name, with its data loaded.
+
+    `skew`: from 0, every rank sees examples of all kinds, to 1, every rank has kinds of its own.
 
     >>> workload("gtp")
     Traceback (most recent call last):
@@ -235,4 +272,8 @@ def workload(name: str, *, data: str | None = None) -> Workload:
     if name not in WORKLOADS:
         *names, last = WORKLOADS
         raise OptionError(f"there is no workload {name}: choose {', '.join(names)} or {last}")
-    return WORKLOADS[name](data)
+    if not 0 <= skew <= 1:
+        raise OptionError(f"--skew is from 0 to 1, not {skew}")
+    found = WORKLOADS[name](data)
+    found.skew = skew
+    return found

@@ -110,6 +110,15 @@ class Link:
 _links: dict[str, Link] = {}
 
 
+def hold_here() -> Callable[[int], float] | None:
+    """For letters between two ranks: seconds until one of so many bytes has arrived; None where the network is real."""
+    text = os.environ.get(SPEC_VARIABLE)
+    if text is None:
+        return None
+    link = _link_here(text)
+    return lambda size: link.occupy(begin=time.monotonic(), sent=float(size), rounds=1) - time.monotonic()
+
+
 def backend_here() -> str:
     """The backend for `init_process_group` in a worker: `gloo`, or `paced` where no network could be emulated.
 
@@ -119,13 +128,18 @@ def backend_here() -> str:
     text = os.environ.get(SPEC_VARIABLE)
     if text is None:
         return "gloo"
+    _link_here(text)
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
+    return BACKEND
+
+
+def _link_here(text: str) -> Link:
     if text not in _links:
         clock = os.environ.get(CLOCK_VARIABLE, "")
         _links.clear()
         _links[text] = Link(parse_network(text), clock=int(clock) if clock.isdigit() else None)
-    if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
-    return BACKEND
+    return _links[text]
 
 
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> PacedGroup:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import OptionError
-from . import bars, curves, decisions, tables
+from . import bars, curves, decisions, neighbours, tables
 from .markup import escape, script_json, tag
 
 SCHEMA = 1
@@ -60,6 +60,7 @@ def render_report(result: Mapping[str, Any]) -> str:
         network=escape(tables.network_line(network)),
         results=tables.results(rows, styles),
         decisions=decisions.section(rows),
+        neighbours=neighbours.section(rows, styles),
         breakdown=breakdown,
         whole='<li><i class="part whole"></i>step, not split</li>' if 'class="part whole"' in breakdown else "",
         bytes=bars.bytes_bars(rows, styles),

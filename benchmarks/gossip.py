@@ -1,0 +1,137 @@
+"""Decentralised training: accuracy on real images, time per epoch over networks, and what a death or lost letters cost.
+
+    python benchmarks/gossip.py --data DIR [--seeds 3] [--parts accuracy,networks] [--out FILE]
+    python benchmarks/gossip.py --table [FILE]              writes the tables into docs/gossip.md
+
+`accuracy` trains 8 workers in a ring on an unshaped network, on iid and on label-skewed shards. `networks` times the
+same on {1 Gbit/s, 50 Mbit/s} x {0.1 ms, 20 ms}. An epoch is all training images once, over all workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS, STEPS, EXAMPLES, BATCH = 8, 200, 60_000, 64
+ACCURACY = "dpsgd,dcd:8,dcd:4,choco:4,choco:sign,ecd:8,naive:4"
+TIMED_RECIPES, TIMED = "ddp,two-shot-8", "dpsgd,dcd:8,dcd:4,ecd:8"
+NETWORKS = ("1gbit,0.1ms", "1gbit,20ms", "50mbit,0.1ms", "50mbit,20ms")
+
+
+def compare(options: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "thinwire", "compare", "--workers", str(WORKERS), "--probe-seconds", "0"]
+        subprocess.run([*command, *options, "--json", str(out)], check=True, stdout=subprocess.DEVNULL)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    kept = ("recipe", "step_ms", "bytes_per_step", "final_loss", "accuracy", "averaged_loss", "local_loss")
+    each = [repeat["curve"][-1].get("accuracy") if repeat["curve"] else None for repeat in row["repeats"]]
+    return {key: row.get(key) for key in (*kept, "consensus_distance", "problem")} | {"accuracies": each}
+
+
+def accuracy(data: str, seeds: int) -> list[dict[str, Any]]:
+    found = []
+    for skew in (0.0, 0.9):
+        options = ["--workload", "cnn", "--data", data, "--network", "unshaped", "--recipes", "ddp", "--extra", "0"]
+        options += ["--algorithms", ACCURACY, "--steps", str(STEPS), "--lap", "50", "--skew", str(skew)]
+        result = compare([*options, "--repeats", str(seeds)])
+        found.append({"skew": skew, "rows": [_told(row) for row in result["rows"]]})
+        print(json.dumps({"skew": skew, **{row["recipe"]: row["accuracy"] for row in result["rows"]}}), flush=True)
+    return found
+
+
+def networks(data: str, steps: int) -> list[dict[str, Any]]:
+    found = []
+    for network in NETWORKS:
+        options = ["--workload", "cnn", "--data", data, "--network", network, "--recipes", TIMED_RECIPES]
+        options += ["--algorithms", TIMED, "--steps", str(steps), "--lap", "5", "--extra", "0"]
+        result = compare(options)
+        per_epoch = EXAMPLES / (WORKERS * BATCH) / 1e3
+        rows = [_told(row) | {"epoch_seconds": row["step_ms"] * per_epoch} for row in result["rows"]]
+        found.append({"network": network, "rows": rows, "gain": gain(rows)})
+        told = {row["recipe"]: round(row["epoch_seconds"], 1) for row in rows}
+        print(json.dumps({"network": network, "gain": found[-1]["gain"], **told}), flush=True)
+    return found
+
+
+def gain(rows: list[dict[str, Any]]) -> float:
+    """The best of the merely decentralised and the merely compressed over the best that is both."""
+    seconds = {row["recipe"]: row["epoch_seconds"] for row in rows}
+    merely = min(seconds["dpsgd@ring"], seconds["two-shot-8"])
+    return float(merely / min(seconds[name] for name in seconds if name.startswith(("dcd", "ecd"))))
+
+
+def tables(found: dict[str, Any]) -> str:
+    lines = []
+    if found.get("accuracy"):
+        lines += ["| row | accuracy, iid | apart | accuracy, skew 0.9 | apart |", "|---|---:|---:|---:|---:|"]
+        even, skewed = (part["rows"] for part in found["accuracy"])
+        for a, b in zip(even, skewed, strict=True):
+            cells = [f"{shown(row)} | {distance(row)}" for row in (a, b)]
+            lines.append(f"| `{a['recipe']}` | {' | '.join(cells)} |")
+        lines.append("")
+    if found.get("networks"):
+        names = [row["recipe"] for row in found["networks"][0]["rows"]]
+        lines.append(f"| network | {' | '.join(f'`{name}`' for name in names)} | gain |")
+        lines.append("|---|" + "---:|" * (len(names) + 1))
+        for one in found["networks"]:
+            cells = [f"{row['epoch_seconds']:.1f}" for row in one["rows"]]
+            lines.append(f"| {one['network']} | {' | '.join(cells)} | {one['gain']:.2f} |")
+    return "\n".join(lines).strip()
+
+
+def shown(row: dict[str, Any]) -> str:
+    each = [100 * value for value in row["accuracies"] if value is not None]
+    if not each:
+        return "-"
+    spread = f" ± {statistics.stdev(each):.1f}" if len(each) > 1 else ""
+    return f"{statistics.fmean(each):.1f}{spread}"
+
+
+def distance(row: dict[str, Any]) -> str:
+    value = row["consensus_distance"]
+    return "-" if value is None else f"{value:.2g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30, help="of the timed runs")
+    parser.add_argument("--parts", default="accuracy,networks")
+    parser.add_argument("--out", type=Path)
+    newest = max((ROOT / "benchmarks").glob("*-gossip.json"), default=None)
+    parser.add_argument("--table", type=Path, nargs="?", const=newest)
+    options = parser.parse_args()
+    if options.table is not None:
+        page = ROOT / "docs" / "gossip.md"
+        made = tables(json.loads(options.table.read_text()))
+        pattern = r"(<!-- gossip tables -->\n\n).*?(\n\n<!-- end -->)"
+        page.write_text(re.sub(pattern, lambda m: m[1] + made + m[2], page.read_text(), flags=re.DOTALL))
+        return
+    found: dict[str, Any] = {"kind": "gossip", "workers": WORKERS, "workload": "cnn", "seeds": options.seeds}
+    if "accuracy" in options.parts:
+        found["accuracy"] = accuracy(options.data, options.seeds)
+    if "networks" in options.parts:
+        found["networks"] = networks(options.data, options.steps)
+    text = json.dumps(found, indent=1) + "\n"
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The centralised yardstick: gradients averaged over all ranks in every step, as DDP does, under the same interface."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..comm import Communicator, Network
+from .tensors import Flat, statistics, trained
+from .wrapped import Wrapped
+
+
+class AllReduced(Wrapped):
+    """x <- x + update(mean over the ranks of their gradients). Every rank has the same model; none may be missing."""
+
+    algorithm = "allreduce"
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, network: Network | None = None) -> None:
+        super().__init__(optimizer)
+        self._network = Communicator() if network is None else network
+        self._model = model
+        self._names = trained(model, optimizer.param_groups)
+        parameters, self._buffers = Flat(list(self._names.values())), Flat(statistics(model))
+        start = self._network.broadcast(torch.cat([parameters.read(), self._buffers.read()]), source=0)
+        parameters.write(start[: parameters.numel])
+        self._buffers.write(start[parameters.numel :])
+        self._steps, self._waited = 0, 0.0
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Average the gradients, then a step of the given optimizer."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for parameter in self._names.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = Flat([parameter.grad for parameter in self._names.values() if parameter.grad is not None])
+        begin = time.perf_counter()
+        gradients.write(self._network.all_reduce(gradients.read()).div_(self._network.world_size))
+        self._waited += time.perf_counter() - begin
+        self.base.step()
+        self._steps += 1
+        return loss
+
+    def finish(self) -> None:
+        """Nothing is ever under way."""
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """The model itself: all ranks have the same; the running statistics are averaged."""
+        here = self._buffers.read()
+        if here.numel():
+            self._buffers.write(self._network.all_reduce(here.clone()).div_(self._network.world_size))
+        try:
+            yield self._model
+        finally:
+            self._buffers.write(here)
+
+    def consensus_distance(self) -> float:
+        return 0.0
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "gossip/round": float(self._steps),
+            "gossip/sent_bytes": float(self._network.traffic.bytes),
+            "gossip/waited_seconds": self._waited,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"schema": 1, "algorithm": self.algorithm, "base": self.base.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.base.load_state_dict(state_dict["base"])
+
+    def close(self) -> None:
+        """Nothing to end: the group belongs to the program."""

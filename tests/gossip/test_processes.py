@@ -1,0 +1,156 @@
+"""Ranks as real processes on gloo: the bits of threads; one is killed, comes back, or is stopped for a while."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crew import goals, on_threads, train, trainer
+
+from thinwire.mail import LocalMail
+from thinwire.topology import ring
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+class Process:
+    """A rank, what it has told, and its end."""
+
+    def __init__(self, **options: Any) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(RANK), json.dumps(options)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self.told: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.errors: list[str] = []
+        threading.Thread(target=self._complain, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.put(json.loads(line))
+
+    def _complain(self) -> None:
+        assert self.process.stderr is not None
+        self.errors.extend(self.process.stderr)
+
+    def until(self, key: str, *, least: float = 0, seconds: float = 120) -> Any:
+        """Wait until it tells `key` with a number of at least `least`."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                told = self.told.get(timeout=max(0.1, end - time.monotonic()))
+            except queue.Empty:
+                pytest.fail(f"it never told {key}: {''.join(self.errors[-5:])}")
+            value = told.get(key)
+            if value is not None and (not isinstance(value, int | float) or value >= least):
+                return told
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    started: list[Process] = []
+
+    def start_one(**options: Any) -> Process:
+        started.append(Process(**options))
+        return started[-1]
+
+    yield start_one
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.wait()
+
+
+def _address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+DCD = {"algorithm": "dcd", "codec": "min_max:4,block=64", "momentum": 0.0}
+
+
+def test_processes_have_the_bits_of_threads(start: Any) -> None:
+    address, ranks, steps = _address(), 4, 25
+    processes = [start(address=address, rank=rank, ranks=ranks, steps=steps, **DCD) for rank in range(ranks)]
+    found = torch.tensor([one.until("own")["own"] for one in processes])
+    targets = goals(ranks, 256)
+
+    def one(mail: Any) -> torch.Tensor:
+        model, optimizer = trainer(mail, targets[mail.rank], lr=0.02, topology=ring(), **DCD)
+        train(model, optimizer, steps)
+        return model.x.detach().clone()
+
+    assert torch.equal(found, torch.stack(on_threads(LocalMail.of(ranks), one)))
+    assert [one.process.wait(30) for one in processes] == [0] * ranks
+
+
+@pytest.mark.parametrize("algorithm", [
+    DCD, {"algorithm": "dpsgd", "momentum": 0.0}, {"algorithm": "choco", "codec": "sign:64", "momentum": 0.0},
+], ids=lambda options: options["algorithm"])  # fmt: skip
+def test_the_others_go_on_when_one_is_killed(start: Any, algorithm: dict[str, Any]) -> None:
+    address, ranks = _address(), 5
+    options = {"ranks": ranks, "steps": 150, "pause": 0.01, "deadline": 20.0, **algorithm}
+    processes = [start(address=address, rank=rank, **options) for rank in range(ranks)]
+    processes[2].until("step", least=30)
+    begin = time.monotonic()
+    processes[2].process.send_signal(signal.SIGKILL)
+    left = [one.until("own") for number, one in enumerate(processes) if number != 2]
+    assert time.monotonic() - begin < 60
+    for told in left:
+        assert told["stats"]["gossip/alive"] == 4
+        assert told["mean"] == left[0]["mean"]
+    mean = torch.tensor(left[0]["mean"])
+    assert torch.allclose(mean, torch.tensor([told["own"] for told in left]).mean(0), atol=1e-5)
+    rest = torch.stack([goal for rank, goal in enumerate(goals(ranks, 256)) if rank != 2]).mean(0)
+    assert (mean - rest).norm() < 0.35 * rest.norm()  # they learn what is best for those that are left
+
+
+def test_a_rank_that_was_killed_comes_back(start: Any) -> None:
+    address, ranks = _address(), 4
+    options = {"address": address, "ranks": ranks, "steps": 400, "pause": 0.02, "deadline": 20.0, **DCD}
+    processes = [start(rank=rank, **options) for rank in range(ranks)]
+    processes[1].until("step", least=30)
+    processes[1].process.send_signal(signal.SIGKILL)
+    processes[1].process.wait()
+    processes[0].until("step", least=60)
+    processes[1] = start(rank=1, **options)
+    again = processes[1].until("life")
+    assert again["life"] == 2
+    assert again["round"] > 40
+    told = [one.until("own") for one in processes]
+    for one in told:
+        assert one["stats"]["gossip/neighbours"] == 2
+        assert one["stats"]["gossip/alive"] == ranks
+        assert one["mean"] == told[0]["mean"]
+    goal = torch.stack(goals(ranks, 256)).mean(0)
+    assert (torch.tensor(told[0]["mean"]) - goal).norm() < 0.35 * goal.norm()
+
+
+def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_goes_on(start: Any) -> None:
+    address, ranks = _address(), 3
+    options = {"address": address, "ranks": ranks, "steps": 120, "pause": 0.01, "deadline": 1.5, **DCD}
+    processes = [start(rank=rank, **options) for rank in range(ranks)]
+    processes[1].until("step", least=30)
+    processes[1].process.send_signal(signal.SIGSTOP)
+    time.sleep(2.5)
+    processes[1].process.send_signal(signal.SIGCONT)
+    told = [one.until("own") for one in processes]
+    assert sum(one["stats"]["gossip/skipped"] for one in told) > 0
+    assert all(one["stats"]["gossip/neighbours"] == 2 for one in told)
+    assert all(one["mean"] == told[0]["mean"] for one in told)
