@@ -1,17 +1,21 @@
 """Decentralised training: accuracy on real images, time per epoch over networks, and what a death or lost letters cost.
 
-    python benchmarks/gossip.py --data DIR [--seeds 3] [--parts accuracy,networks] [--out FILE]
+    python benchmarks/gossip.py --data DIR [--seeds 3] [--parts accuracy,networks,faults] [--out FILE]
     python benchmarks/gossip.py --table [FILE]              writes the tables into docs/gossip.md
 
 `accuracy` trains 8 workers in a ring on an unshaped network, on iid and on label-skewed shards. `networks` times the
-same on {1 Gbit/s, 50 Mbit/s} x {0.1 ms, 20 ms}. An epoch is all training images once, over all workers.
+same on {1 Gbit/s, 50 Mbit/s} x {0.1 ms, 20 ms}. An epoch is all training images once, over all workers. `faults`
+trains 8 processes on loopback: as they are, with one killed at a random step, and with 1 % of the letters lost.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKERS, STEPS, EXAMPLES, BATCH = 8, 200, 60_000, 64
 ACCURACY = "dpsgd,dcd:8,dcd:4,choco:4,choco:sign,ecd:8,naive:4"
 TIMED_RECIPES, TIMED = "ddp,two-shot-8", "dpsgd,dcd:8,dcd:4,ecd:8"
+FAULTY = (("dpsgd", "fp32"), ("dcd", "min_max:4,block=512"), ("ecd", "absolute:8,step=0.02"), ("choco", "sign:512"))
 NETWORKS = ("1gbit,0.1ms", "1gbit,20ms", "50mbit,0.1ms", "50mbit,20ms")
 
 
@@ -66,6 +71,51 @@ def networks(data: str, steps: int) -> list[dict[str, Any]]:
     return found
 
 
+def faults(data: str, seeds: int) -> list[dict[str, Any]]:
+    found = []
+    for name in FAULTY:
+        algorithm, codec = name
+        told: dict[str, Any] = {"algorithm": algorithm, "codec": codec, "unharmed": [], "killed": [], "lossy": []}
+        for seed in range(seeds):
+            told["unharmed"].append(crew(data, algorithm, codec, seed=seed)["accuracy"])
+            killed = crew(data, algorithm, codec, seed=seed, kill=True)
+            told["killed"].append(killed["accuracy"])
+            told.setdefault("kills", []).append(
+                {key: killed[key] for key in ("victim", "step", "gap_seconds", "alive")}
+            )
+            told["lossy"].append(crew(data, algorithm, codec, seed=seed, loss=0.01)["accuracy"])
+        found.append(told)
+        print(json.dumps(told), flush=True)
+    return found
+
+
+def crew(data: str, algorithm: str, codec: str, *, seed: int, kill: bool = False, loss: float = 0.0) -> dict[str, Any]:
+    """Eight processes; what the lowest that is left tells at the end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    draw = random.Random(f"{algorithm}/{codec}/{seed}")
+    victim, step = draw.randrange(1, WORKERS), draw.randrange(20, STEPS - 20)
+    program, environment = Path(__file__).with_name("gossip_rank.py"), {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(WORKERS):
+        task = {"data": data, "algorithm": algorithm, "codec": codec, "seed": seed, "loss": loss, "steps": STEPS}
+        task |= {
+            "address": address,
+            "rank": rank,
+            "ranks": WORKERS,
+            "die_at": step if kill and rank == victim else None,
+        }
+        command = [sys.executable, str(program), json.dumps(task)]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    told = processes[0].communicate(timeout=1800)[0].strip().splitlines()[-1]
+    for rank, process in enumerate(processes):
+        code = process.wait(120)
+        if code and not (kill and rank == victim):
+            raise RuntimeError(f"rank {rank} of {algorithm} ended with {code}")
+    return {**json.loads(told), "victim": victim, "step": step}
+
+
 def gain(rows: list[dict[str, Any]]) -> float:
     """The best of the merely decentralised and the merely compressed over the best that is both."""
     seconds = {row["recipe"]: row["epoch_seconds"] for row in rows}
@@ -89,6 +139,12 @@ def tables(found: dict[str, Any]) -> str:
         for one in found["networks"]:
             cells = [f"{row['epoch_seconds']:.1f}" for row in one["rows"]]
             lines.append(f"| {one['network']} | {' | '.join(cells)} | {one['gain']:.2f} |")
+        lines.append("")
+    if found.get("faults"):
+        lines += ["| algorithm | unharmed | one of 8 killed | 1 % of letters lost |", "|---|---:|---:|---:|"]
+        for one in found["faults"]:
+            cells = [f"{100 * statistics.fmean(one[kind]):.1f}" for kind in ("unharmed", "killed", "lossy")]
+            lines.append(f"| `{one['algorithm']}`, `{one['codec']}` | {' | '.join(cells)} |")
     return "\n".join(lines).strip()
 
 
@@ -110,7 +166,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30, help="of the timed runs")
-    parser.add_argument("--parts", default="accuracy,networks")
+    parser.add_argument("--parts", default="accuracy,networks,faults")
     parser.add_argument("--out", type=Path)
     newest = max((ROOT / "benchmarks").glob("*-gossip.json"), default=None)
     parser.add_argument("--table", type=Path, nargs="?", const=newest)
@@ -126,6 +182,8 @@ def main() -> None:
         found["accuracy"] = accuracy(options.data, options.seeds)
     if "networks" in options.parts:
         found["networks"] = networks(options.data, options.steps)
+    if "faults" in options.parts:
+        found["faults"] = faults(options.data, options.seeds)
     text = json.dumps(found, indent=1) + "\n"
     if options.out is None:
         print(text)

@@ -169,7 +169,7 @@ def _as_tensor(text: bytes) -> Tensor:
 class _OnImages(Workload):
     optimizer_text = "SGD, lr 0.1, momentum 0.9"
     batch_per_worker = 64
-    held_out_batches = 40
+    held_out_batches = 160
 
     def __init__(self, images: Images) -> None:
         self.images = images

@@ -87,7 +87,7 @@ class Averager:
             self._asked[0],
             kind,
             life=rounds.mail.life,
-            used=self._tag(hop),
+            tag=self._tag(hop),
             snapshot=values,
             news=rounds.membership.news(),
         )
@@ -102,7 +102,7 @@ class Averager:
         while (letter := rounds.next_letter(edge, until)) is not None:
             if letter.kind == Kind.ROUND:
                 edge.held.append(letter)
-            elif (letter.kind, letter.round, letter.used) == (kind, self._asked[0], self._tag(hop)):
+            elif (letter.kind, letter.round, letter.tag) == (kind, self._asked[0], self._tag(hop)):
                 return letter
         return None
 

@@ -1,6 +1,6 @@
 """What neighbours send each other: one letter in each round, self-describing and check-summed.
 
-    magic 4 | checksum 4 | kind 2 | flags 2 | degree 4 | life 4 | view checksum 4 | scale 8 | round 8 | used 8 |
+    magic 4 | checksum 4 | kind 2 | flags 2 | degree 4 | life 4 | view checksum 4 | scale 8 | round 8 | tag 8 |
     sizes of the four parts, 8 each | message | buffers | snapshot | news                        (little-endian)
 
 The message is what the algorithm's codec made; buffers (running statistics) travel as they are; a snapshot is the
@@ -38,6 +38,7 @@ class Flag(IntFlag):
     WANTS = 1  # a snapshot, with your next letter: I have lost track of you
     CHECKED = 2  # the view checksum is there
     SWITCHED = 4  # the sender has changed to CHOCO
+    USED = 8  # the sender averaged with your letter of the round before
 
 
 _NONE = Flag(0)
@@ -75,7 +76,7 @@ class Letter:
     life: int = 1
     view_checksum: int = 0
     scale: float = 1.0  # of what flows between the two, 1 but for CHOCO
-    used: int = 0  # bit k: the sender averaged with your letter of k rounds ago
+    tag: int = 0  # which of several letters of a round, for averages
     message: Tensor = field(default_factory=lambda: _NOTHING)
     buffers: Tensor = field(default_factory=lambda: _NOTHING)
     snapshot: Tensor = field(default_factory=lambda: _NOTHING)
@@ -90,7 +91,7 @@ class Letter:
         sizes = [part.numel() for part in parts]
         header = _HEADER.pack(
             _MAGIC, 0, self.kind, self.flags, self.degree, self.life, self.view_checksum, self.scale, self.round,
-            self.used, *sizes,
+            self.tag, *sizes,
         )  # fmt: skip
         padded = [-(-size // 4) * 4 for size in sizes]
         letter = torch.zeros(_HEADER.size + sum(padded), dtype=torch.uint8)
@@ -108,7 +109,7 @@ class Letter:
         if letter.dtype != torch.uint8 or letter.numel() < _HEADER.size or letter.numel() % 4:
             raise MessageError(f"{letter.numel()} bytes are no letter of a neighbour: it was cut short")
         letter = letter.clone() if letter.data_ptr() % 4 else letter
-        magic, checksum, kind, flags, degree, life, view, scale, number, used, *sizes = _HEADER.unpack_from(
+        magic, checksum, kind, flags, degree, life, view, scale, number, tag, *sizes = _HEADER.unpack_from(
             letter.numpy().data
         )
         if magic != _MAGIC or sum(-(-size // 4) * 4 for size in sizes) + _HEADER.size != letter.numel():
@@ -124,6 +125,6 @@ class Letter:
         message, buffers, snapshot, news = parts
         told = {rank: Standing(lived, bool(alive)) for rank, lived, alive in _NEWS.iter_unpack(news.numpy().tobytes())}
         return cls(
-            number, Kind(kind), Flag(flags), degree, life, view, scale, used, message,
+            number, Kind(kind), Flag(flags), degree, life, view, scale, tag, message,
             buffers.view(torch.float32), snapshot.view(torch.float32), told,
         )  # fmt: skip

@@ -27,7 +27,6 @@ from .node import Node
 _log = logging.getLogger(__name__)
 PATIENCE = 3  # rounds in a row without a letter after which a neighbour counts as gone
 CHECK_EVERY = 16  # rounds between two comparisons of views with their originals
-_REMEMBERED = 16  # rounds of which an end says whether it used them
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Edge:
     entering: bool = False  # it comes (back): nobody waits for it yet
     missed: int = 0  # letters in a row that did not come in time
     announced: int = 0  # our degree in the letter of this round
-    used: dict[int, float] = field(default_factory=dict)  # round -> coefficient it had
+    used: tuple[int, float] = (0, 0.0)  # the last round that it counted in, with which coefficient
     held: list[Letter] = field(default_factory=list)  # letters that came before they were asked for
 
 
@@ -130,7 +129,7 @@ class Rounds:
             flags = Flag.WANTS if edge.wants else Flag(0)
             flags |= Flag.CHECKED if checked else Flag(0)
             flags |= Flag.SWITCHED if self.switched else Flag(0)
-            used = sum(1 << ago for ago in range(_REMEMBERED) if self.round - 1 - ago in edge.used)
+            flags |= Flag.USED if edge.used[0] == self.round - 1 else Flag(0)
             letter = Letter(
                 self.round,
                 flags=flags,
@@ -138,7 +137,6 @@ class Rounds:
                 life=self.mail.life,
                 view_checksum=view_checksum,
                 scale=self.node.scale,
-                used=used,
                 message=message,
                 buffers=buffers,
                 snapshot=self.node.own if edge.wanted or (regular and edge.valid) else torch.empty(0),
@@ -190,8 +188,7 @@ class Rounds:
         self.coefficients = {peer: weight * scales[peer] for peer, weight in weights.items()}
         self._mix_buffers({edge.peer: letter.buffers for edge, letter in usable}, weights)
         for edge, _ in usable:
-            edge.used[self.round] = self.coefficients[edge.peer]
-            edge.used.pop(self.round - _REMEMBERED, None)
+            edge.used = (self.round, self.coefficients[edge.peer])
         self.arrived = True
 
     def next_letter(self, edge: Edge, until: float) -> Letter | None:
@@ -265,11 +262,12 @@ class Rounds:
 
     def _take_back(self, edge: Edge, letter: Letter | None) -> None:
         """If the neighbour did not use the last round and we did, take back what flowed. Views are still as then."""
-        if letter is None or (self.round - 1) not in edge.used or letter.used & 1:
+        counted, coefficient = edge.used
+        if letter is None or counted != self.round - 1 or counted == 0 or Flag.USED in letter.flags:
             return
         if edge.last != self.round - 1 or not self.topology.static or not self.node.views.each:
             return
-        flow = self.node.flow_from(edge.peer, edge.used.pop(self.round - 1))
+        flow = self.node.flow_from(edge.peer, coefficient)
         self.correction = flow.neg_() if self.correction is None else self.correction.sub_(flow)
         self.counts.undone += 1
 
@@ -330,7 +328,7 @@ class Rounds:
             "buffers": self.buffers.clone(),
             "mixed_buffers": None if self._mixed_buffers is None else self._mixed_buffers.clone(),
             "switched": self.switched,
-            "edges": {peer: {"last": e.last, "valid": e.valid, "used": dict(e.used)} for peer, e in self.edges.items()},
+            "edges": {peer: {"last": e.last, "valid": e.valid, "used": e.used} for peer, e in self.edges.items()},
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -341,4 +339,4 @@ class Rounds:
         for peer, saved in state["edges"].items():
             if peer in self.edges:
                 self.edges[peer].last, self.edges[peer].valid = saved["last"], saved["valid"]
-                self.edges[peer].used = dict(saved["used"])
+                self.edges[peer].used = tuple(saved["used"])

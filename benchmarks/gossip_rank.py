@@ -1,0 +1,69 @@
+"""One rank of `benchmarks/gossip.py --parts faults`: trains the images' workload, may lose letters, may kill itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import thinwire as tw
+from thinwire.bench.workloads import workload
+from thinwire.mail import GlooMail
+
+
+class Lossy:
+    """Mail that drops a share of its letters, once `begun`."""
+
+    def __init__(self, mail: GlooMail, share: float, seed: int) -> None:
+        self._send, self._share, self.begun = mail.send, share, False
+        self._random = random.Random(f"{seed}/{mail.rank}")
+        mail.send = self.send  # type: ignore[method-assign]
+
+    def send(self, peer: int, letter: Tensor) -> None:
+        if not (self.begun and self._random.random() < self._share):
+            self._send(peer, letter)
+
+
+def main(
+    data: str, algorithm: str, codec: str, seed: int, loss: float, steps: int, address: str, rank: int, ranks: int,
+    die_at: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    torch.set_num_threads(1)
+    work = workload("cnn", data=data)
+    net = work.model(seed=seed)
+    mail = tw.mail_at(address, rank=rank, world_size=ranks)
+    lossy = Lossy(mail, loss, seed)
+    base = work.optimizer(net)
+    rates = [group["lr"] for group in base.param_groups]
+    opt = tw.decentralize(net, base, algorithm=algorithm, codec=codec, topology=tw.ring(), mail=mail, seed=seed)
+    lossy.begun = True
+    taken = []
+    for step in range(steps):
+        if step == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.perf_counter()
+        for group, rate in zip(opt.param_groups, rates, strict=True):
+            group["lr"] = rate * work.rate(step)
+        opt.zero_grad()
+        net(*work.batch(step, seed=seed, rank=rank, world_size=ranks)).backward()
+        opt.step()
+        taken.append(time.perf_counter() - begin)
+    lossy.begun = False
+    with opt.averaged(), torch.no_grad():
+        net.eval()
+        right = [(work.correct(net, batch), len(batch[1])) for batch in work.held_out(rank=0, world_size=1)]
+    found = {"accuracy": sum(r or 0 for r, _ in right) / sum(n for _, n in right), "gap_seconds": max(taken[5:])}
+    found["alive"] = opt.stats()["gossip/alive"]
+    opt.close()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(**json.loads(sys.argv[1]))), flush=True)
