@@ -1,8 +1,8 @@
 """What `auto` chooses from, and what each candidate is worth: the share of a dense step's progress that its step makes.
 
 Unbiased codecs lose little: their noise averages out over steps, as the noise of small batches does. `NOISE` is how
-much of a variance is felt: in benchmarks/2026-11-16-compare-100mbit.json, one bit there and back (variance 0.71 of the
-mean) took 2.9 % more steps to the loss of plain DDP. Sparse ones are worth the energy of the mean gradient that they
+much of a variance is felt: one bit there and back (variance 0.71 of the mean) cost 0.2 % of the loss in
+benchmarks/losses_quantized.json and 2.9 % more steps in benchmarks/2026-11-16-compare-100mbit.json. Sparse ones are worth the energy of the mean gradient that they
 keep, times `LATE`: the rest is sent too, but later, and under Adam it then counts for less.
 """
 
@@ -20,7 +20,7 @@ from ..presets import PRESETS
 from ..recipe import Recipe, parse
 
 DENSITIES = (0.1, 0.033, 0.011, 0.004, 0.001)
-NOISE = 0.04
+NOISE = 0.1
 LATE = 0.6  # as in `plan/advise.py`
 Objective = Literal["time_to_quality", "step_time"]
 

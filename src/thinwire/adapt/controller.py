@@ -29,7 +29,7 @@ from .pareto import Point, soonest
 DENSE = 0  # the first candidate
 _HYSTERESIS, _LEAVES_DENSE = 0.03, 0.05
 _AT_ONCE = 1.5  # so much better, and no canary is waited for
-_AT_FIRST = 1.15  # before the first step was measured
+_AT_FIRST = 1.25  # before the first step was measured
 _DWELL = 3  # observations after a change before the next
 _RECENT = 10  # observations that say how long a step takes
 _RAN_LATELY = 300  # steps in which a family's own steps are trusted

@@ -124,8 +124,11 @@ class Trainee:
         self.net.eval()
         losses, right, total = [], 0, 0
         with torch.no_grad():
-            for batch in self.workload.held_out(rank=self._rank, world_size=self._world_size):
-                losses.append(float(self.net(*batch)))
+            some, all_ = self.workload.held_out_batches, self.workload.accuracy_batches
+            shares = self.workload.held_out(rank=self._rank, world_size=self._world_size, batches=all_)
+            for number, batch in enumerate(shares):
+                if number < some:
+                    losses.append(float(self.net(*batch)))
                 right += (found := self.workload.correct(self.net, batch)) or 0
                 total += 0 if found is None else len(batch[1])
         self.net.train()

@@ -46,7 +46,8 @@ class Workload(ABC):
     optimizer_text: str
     batch_per_worker: int
     warm_up = 10  # steps over which the learning rate rises
-    held_out_batches = 4  # that a rank looks at
+    held_out_batches = 4  # that a rank looks at for the loss
+    accuracy_batches = 4  # and for the accuracy
     skew = 0.0  # share of the examples that are dealt by kind and not by chance
     clip: float | None = None
 
@@ -96,10 +97,12 @@ class Workload(ABC):
         """How many of a batch the model gets right, where that can be said."""
         return None
 
-    def held_out(self, *, rank: int, world_size: int) -> Iterator[Batch]:
-        """This rank's share of the examples that are never trained on."""
+    def held_out(self, *, rank: int, world_size: int, batches: int | None = None) -> Iterator[Batch]:
+        """This rank's share of the examples that are never trained on; the first are the same for any number."""
         count, size = self.count(held_out=True), self.batch_per_worker
-        chosen = _shuffled(count, 0, 0)[: min(count // world_size, self.held_out_batches * size) * world_size]
+        chosen = _shuffled(count, 0, 0)[
+            : min(count // world_size, (batches or self.held_out_batches) * size) * world_size
+        ]
         for part in torch.split(chosen[rank::world_size], size):
             yield self.examples(part, held_out=True)
 
@@ -169,7 +172,7 @@ def _as_tensor(text: bytes) -> Tensor:
 class _OnImages(Workload):
     optimizer_text = "SGD, lr 0.1, momentum 0.9"
     batch_per_worker = 64
-    held_out_batches = 160
+    accuracy_batches = 160
 
     def __init__(self, images: Images) -> None:
         self.images = images
