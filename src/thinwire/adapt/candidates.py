@@ -2,8 +2,9 @@
 
 Unbiased codecs lose little: their noise averages out over steps, as the noise of small batches does. `NOISE` is how
 much of a variance is felt: one bit there and back (variance 0.71 of the mean) cost 0.2 % of the loss in
-benchmarks/losses_quantized.json and 2.9 % more steps in benchmarks/2026-11-16-compare-100mbit.json. Sparse ones are worth the energy of the mean gradient that they
-keep, times `LATE`: the rest is sent too, but later, and under Adam it then counts for less.
+benchmarks/losses_quantized.json and 2.9 % more steps in benchmarks/2026-11-16-compare-100mbit.json. Sparse ones are
+worth the energy of the mean gradient that they keep, times `LATE`: the rest is sent too, but later, and under Adam it
+then counts for less.
 """
 
 from __future__ import annotations
