@@ -11,7 +11,7 @@ import torch
 from crew import Faulty, goals, on_threads, train, trainer
 from torch import Tensor
 
-from thinwire.errors import ExchangeError
+from thinwire.errors import ExchangeError, MessageError
 from thinwire.gossip.letter import Kind, Letter
 from thinwire.mail import LocalMail
 from thinwire.topology import complete, ring, star
@@ -249,8 +249,6 @@ def test_letters_say_what_they_were_told_and_damage_is_noticed() -> None:
     packed = letter.pack()
     same = Letter.unpack(packed)
     assert (same.round, same.degree, same.scale, same.buffers.tolist()) == (7, 3, 0.4, [1.0, 1.0, 1.0])
-    from thinwire.errors import MessageError
-
     for place in range(0, packed.numel()):
         broken = packed.clone()
         broken[place] ^= 0x40
@@ -259,3 +257,47 @@ def test_letters_say_what_they_were_told_and_damage_is_noticed() -> None:
     for size in (0, 3, 40, packed.numel() - 4):
         with pytest.raises(MessageError):
             Letter.unpack(packed[:size])
+
+
+def test_an_average_right_after_a_lost_letter_does_not_lose_its_own() -> None:
+    targets = goals(3, NUMEL)
+
+    def one(mail: Any) -> Any:
+        model, optimizer = trainer(
+            mail, targets[mail.rank], algorithm="dcd", codec="min_max:4,block=64", topology=ring(), deadline=20.0
+        )
+        train(model, optimizer, 4)
+        optimizer.finish()
+        mail.begun = mail.rank == 1  # all its letters of one round are lost
+        train(model, optimizer, 1)
+        mail.begun = False
+        with optimizer.averaged():
+            mean = model.x.detach().clone()
+        train(model, optimizer, 4)
+        optimizer.finish()
+        return mean, optimizer
+
+    begin = time.monotonic()
+    found = on_threads(Faulty.crew(3, lose=1.0), one)
+    assert time.monotonic() - begin < 15  # nobody waits for a deadline
+    assert all(torch.equal(mean, found[0][0]) for mean, _ in found)
+    assert sum(optimizer.stats()["gossip/lost"] for _, optimizer in found) == 2
+    assert all(edge.valid for _, optimizer in found for edge in optimizer._rounds.edges.values())
+
+
+def test_regular_snapshots_go_to_every_neighbour_and_change_nothing() -> None:
+    targets = goals(3, NUMEL)
+
+    def run(resync_every: int | None) -> list[Any]:
+        def one(mail: Any) -> Any:
+            options = {"algorithm": "dcd", "codec": "min_max:4,block=64", "topology": ring()}
+            model, optimizer = trainer(mail, targets[mail.rank], resync_every=resync_every, **options)
+            train(model, optimizer, 20)
+            return model.x.detach().clone(), optimizer.stats()["gossip/resyncs"]
+
+        return on_threads(LocalMail.of(3), one)
+
+    plain, regular = run(None), run(5)
+    assert [resyncs for _, resyncs in plain] == [0.0] * 3
+    assert [resyncs for _, resyncs in regular] == [8.0] * 3  # two neighbours, rounds 5, 10, 15 and 20
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(plain, regular, strict=True))

@@ -240,3 +240,17 @@ def test_the_absolute_grid_has_noise_that_does_not_grow() -> None:
         decoded = codec.decode(codec.encode(x))
         assert (decoded - x).abs().max() <= 0.1001
         assert decoded.mean() == pytest.approx(float(x[0]), abs=0.002)
+
+
+def test_half_precision_does_not_round_the_model_away() -> None:
+    """Updates far below the spacing of bfloat16 add up, because the model itself has float32."""
+    model = Quadratic(64, torch.full((64,), 2.0)).to(torch.bfloat16)
+    with torch.no_grad():
+        model.x.fill_(1.0)
+    base = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = decentralize(model, base, algorithm="dpsgd", mail=LocalMail.of(1)[0])
+    kept = optimizer._node.x.clone()
+    for _ in range(5):
+        train(model, optimizer, 1)
+        assert torch.equal(model.x.detach(), optimizer._node.x.to(torch.bfloat16))
+    assert torch.equal(optimizer._node.x, kept)  # SGD itself cannot move bfloat16 by so little, and nothing else did

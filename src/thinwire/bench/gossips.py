@@ -10,9 +10,8 @@ from torch import nn
 
 from ..comm import Network
 from ..errors import OptionError
-from ..gossip import decentralize
+from ..gossip import ALGORITHMS, decentralize
 from ..gossip.absolute import gossip_codec
-from ..gossip.optimizer import NODES
 from ..mail import Mail
 from ..topology import named_topology
 
@@ -49,8 +48,8 @@ class Gossip:
         algorithm, _, codec = text.partition(":")
         if not topology and algorithm != "allreduce":
             return None
-        if algorithm not in (*NODES, "allreduce", "auto"):
-            raise OptionError(f"there is no algorithm {algorithm}: choose {', '.join((*NODES, 'allreduce', 'auto'))}")
+        if algorithm not in ALGORITHMS:
+            raise OptionError(f"there is no algorithm {algorithm}: choose {', '.join(ALGORITHMS)}")
         found = cls(algorithm, _codec(algorithm, codec or _USUAL.get(algorithm, "4")), topology or "ring")
         gossip_codec(found.codec)
         named_topology(found.topology)

@@ -99,10 +99,12 @@ class Averager:
     def _wait(self, edge: Edge, kind: Kind, hop: int) -> Letter | None:
         rounds = self._rounds
         until = time.monotonic() + (float("inf") if rounds.deadline is None else max(rounds.deadline, 1.0) * 4)
-        while (letter := rounds.next_letter(edge, until)) is not None:
+        early, edge.held = edge.held, []
+        while (letter := early.pop(0) if early else rounds.next_letter(edge, until)) is not None:
             if letter.kind == Kind.ROUND:
                 edge.held.append(letter)
             elif (letter.kind, letter.round, letter.tag) == (kind, self._asked[0], self._tag(hop)):
+                edge.held += early
                 return letter
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -27,21 +26,19 @@ class Choco(Node):
 
     name: ClassVar[str] = "choco"
 
-    def __init__(
-        self,
-        start: Tensor,
-        *,
-        rank: int,
-        peers: Iterable[int],
-        codec: Codec,
-        seed: int = 0,
-        weights: Mapping[int, float] | None = None,
-        consensus_step: float | None = None,
-    ) -> None:
-        super().__init__(start, rank=rank, peers=peers, codec=codec, seed=seed, weights=weights)
-        noise = gaussian_noise(codec, start.numel())
-        self._shrink = 1.0 / (1.0 + noise) if codec.unbiased else 1.0
-        self.scale = default_consensus_step(codec, start.numel()) if consensus_step is None else consensus_step
+    def _prepare(self) -> None:
+        noise = gaussian_noise(self.codec, self.x.numel())
+        kept = 1.0 / (1.0 + noise) if self.codec.unbiased else 1.0 - noise
+        self._shrink = kept if self.codec.unbiased else 1.0
+        self.scale = _consensus_step(kept) if self.consensus_step is None else self.consensus_step
+
+    @classmethod
+    def instead_of(cls, node: Node) -> Choco:
+        """Go on from a node of dcd, whose messages mean the same to neighbours."""
+        made = cls.__new__(cls)
+        made.__dict__.update(node.__dict__)
+        made._prepare()
+        return made
 
     def _advance(self, mixed: Tensor, update: Tensor, step: int) -> Tensor:
         self.x += update
@@ -59,5 +56,8 @@ def default_consensus_step(codec: Codec, numel: int) -> float:
     (0.95, 0.41)
     """
     noise = gaussian_noise(codec, numel)
-    kept = 1.0 / (1.0 + noise) if codec.unbiased else 1.0 - noise
+    return _consensus_step(1.0 / (1.0 + noise) if codec.unbiased else 1.0 - noise)
+
+
+def _consensus_step(kept: float) -> float:
     return max(1e-4, kept * kept)

@@ -18,13 +18,14 @@ class Dpsgd(Node):
 
     name: ClassVar[str] = "dpsgd"
     tracks: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
 
     def blend(self, letter: int) -> tuple[float, float]:
         return 0.0, 1.0
 
     def _advance(self, mixed: Tensor, update: Tensor, step: int) -> Tensor:
         self.x = mixed.add_(update)
-        return self.x.clone()
+        return self.x
 
     def _absorb_own(self, message: Tensor, letter: int) -> None:
         self.own.copy_(self.x)

@@ -31,6 +31,7 @@ class Node(ABC):
 
     name: ClassVar[str]
     tracks: ClassVar[bool] = True  # views are built up from all letters, so that a lost one matters
+    measures: ClassVar[bool] = True  # the noise of its messages, which takes decoding them
     scale: float = 1.0  # of what flows from neighbours
 
     def __init__(
@@ -42,7 +43,9 @@ class Node(ABC):
         codec: Codec,
         seed: int = 0,
         weights: Mapping[int, float] | None = None,
+        consensus_step: float | None = None,
     ) -> None:
+        self.consensus_step = consensus_step  # as asked for; only choco has one
         self.x = start.detach().to(torch.float32, copy=True)
         self.rank, self.codec, self.seed = rank, codec, seed
         self.own = self.x.clone()  # as the neighbours see it
@@ -51,6 +54,7 @@ class Node(ABC):
         self.codec_state: dict[str, Any] = codec.new_state()
         self.noise: float | None = None  # |C(z) - z|^2 / |z|^2 of the last message
         self._said: Tensor | None = None  # the message of the coming letter
+        self._prepare()
 
     def restart(self, model: Tensor) -> None:
         """Everyone has this model now."""
@@ -70,7 +74,10 @@ class Node(ABC):
 
     @abstractmethod
     def _advance(self, mixed: Tensor, update: Tensor, step: int) -> Tensor:
-        """Set the new model and return what to encode, a tensor that nobody else needs."""
+        """Set the new model and return what to encode; where noise is measured, a tensor that nobody else needs."""
+
+    def _prepare(self) -> None:  # noqa: B027 (most have nothing to find out)
+        """The node is made."""
 
     def _after(self, message: Tensor) -> None:  # noqa: B027 (most have nothing left to do)
         """The message is made."""
@@ -92,10 +99,13 @@ class Node(ABC):
         """Move by the local update and towards neighbours that have a coefficient; the message of letter step + 1."""
         mixed = self.views.mixed(self.own, self.rank, coefficients)
         spoken = self._advance(mixed, update, step)
-        size = float(spoken.square().sum())
         draw = Draw(seed=self.seed, step=step + 1, stream="gossip", rank=self.rank)
-        message = self.codec.encode_taking(spoken, draw=draw, state=self.codec_state)
-        self.noise = float(spoken.square().sum()) / size if size else 0.0
+        if self.measures:
+            size = float(torch.dot(spoken, spoken))
+            message = self.codec.encode_taking(spoken, draw=draw, state=self.codec_state)
+            self.noise = float(torch.dot(spoken, spoken)) / size if size else 0.0
+        else:
+            message = self.codec.encode(spoken, draw=draw, state=self.codec_state)
         self._after(message)
         self._said = message
         return message

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import kernels
 from ..codecs.base import Codec
 from ..comm import Network
 from ..errors import OptionError, StateError
@@ -64,17 +65,17 @@ class Decentralized(Wrapped):
         self._model, self._mail = model, mail
         self._names = trained(model, optimizer.param_groups)
         self._parameters, self._buffers = Flat(list(self._names.values())), Flat(statistics(model))
-        self._codec, self._seed, self._consensus_step = codec, seed, consensus_step
+        self._codec = codec
         self.topology = topology
         neighbours = topology.ever(mail.rank)
         lean = deadline is None and topology.static
         weights = {peer: topology.weight(mail.rank, peer) for peer in neighbours} if lean else None
         kind = NODES["dcd" if algorithm == "auto" else algorithm]
-        options = {"consensus_step": consensus_step} if kind is Choco else {}
         self._device = next(iter(self._names.values())).device
+        self._whole = all(parameter.dtype == torch.float32 for parameter in self._names.values())
         self._node = kind(
             self._parameters.read().cpu(), rank=mail.rank, peers=neighbours, codec=codec, seed=seed, weights=weights,
-            **options,
+            consensus_step=consensus_step,
         )  # fmt: skip
         self._rounds = Rounds(
             self._node, mail, topology, deadline=deadline, resync_every=resync_every, buffers=self._buffers.read().cpu()
@@ -118,11 +119,12 @@ class Decentralized(Wrapped):
     def _local_update(self) -> Tensor:
         """What the given optimizer does to the parameters; nothing, where a gradient is not finite."""
         gradients = [p.grad for p in self._names.values() if p.grad is not None]
-        if not all(torch.isfinite(gradient).all() for gradient in gradients):
+        if not all(kernels.all_finite(gradient.detach().reshape(-1).float()) for gradient in gradients):
             self._skipped_updates += 1
             _log.warning("a gradient of rank %d is not finite: its update is left out", self._mail.rank)
             return torch.zeros_like(self._node.x)
-        before = self._node.x
+        # Parameters of fewer bits hold the model rounded: what rounding took must not count as an update.
+        before = self._node.x if self._whole else self._parameters.read().cpu()
         with torch.no_grad():
             self.base.step()
         return self._parameters.read().cpu().sub_(before)
@@ -144,14 +146,8 @@ class Decentralized(Wrapped):
 
     def _switch(self) -> None:
         """From dcd to choco, whose messages mean the same to a neighbour: from the next round on, for this rank."""
-        old = self._node
         rounds = self._rounds
-        node = Choco(
-            old.x, rank=old.rank, peers=(), codec=self._codec, seed=self._seed, consensus_step=self._consensus_step
-        )
-        node.x, node.own, node.views, node.codec_state = old.x, old.own, old.views, old.codec_state
-        node._said, node.noise = old._said, old.noise
-        self._node = rounds.node = node
+        self._node = rounds.node = Choco.instead_of(self._node)
         rounds.switched = True
         _log.info("step %d: noise %.2f is above %.2f: choco", rounds.round, self._guard.noise or 0.0, self._guard.limit)
 
@@ -219,8 +215,8 @@ class Decentralized(Wrapped):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; all ranks load theirs before the next step. Sets the parameters too."""
-        mine = {"algorithm": self.algorithm, "codec": self._codec.spec(), "topology": str(self.topology)}
-        mine["rank"] = self._mail.rank  # type: ignore[assignment]
+        mine: dict[str, Any] = {"algorithm": self.algorithm, "codec": self._codec.spec()}
+        mine |= {"topology": str(self.topology), "rank": self._mail.rank}
         for key, value in mine.items():
             if state_dict.get(key) != value:
                 raise StateError(

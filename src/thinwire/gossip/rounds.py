@@ -102,7 +102,7 @@ class Rounds:
         """Start where a neighbour is, from its letter with a snapshot; the model."""
         edge = self.edges[peer]
         self.round, self.arrived = letter.round, True
-        self.node.views.put(peer, letter.snapshot)  # type: ignore[union-attr]
+        self.node.views.put(peer, letter.snapshot)
         self.node.views.absorb({peer: letter.message}, self.node.codec, *self.node.blend(letter.round))
         model = self.node.views.of(peer).clone()
         self.node.stand_at(model)
@@ -214,6 +214,10 @@ class Rounds:
             if letter is None:
                 self._missed(edge)
                 return None
+            if letter.kind != Kind.ROUND and letter.round >= self.round:  # it averages already: its letter is lost
+                edge.held.insert(0, letter)
+                self.counts.lost += 1
+                return None
             if letter.kind != Kind.ROUND or letter.round <= edge.last:
                 continue  # an average that was given up, or a letter for the second time
             self.membership.hear(letter.news)
@@ -240,15 +244,13 @@ class Rounds:
             edge.last = letter.round
             return True
         if letter.snapshot.numel():
-            if letter.snapshot.numel() != size or not views.each:
+            if letter.snapshot.numel() != size:
                 raise ExchangeError(f"rank {edge.peer} sent a snapshot of another model: start all ranks with the same")
-            views.put(edge.peer, letter.snapshot)  # type: ignore[union-attr]
+            views.put(edge.peer, letter.snapshot)
             edge.valid = True
         elif letter.round != edge.last + 1:
             if not views.each:
-                raise ExchangeError(
-                    f"a letter of rank {edge.peer} is lost, and one sum for all cannot do without: give a deadline"
-                )
+                views.remove(edge.peer)  # which it cannot, and says why
             edge.valid = False
         elif Flag.CHECKED in letter.flags and edge.valid and views.each and not self._same_view(edge, letter):
             self.counts.mismatches += 1
@@ -306,11 +308,8 @@ class Rounds:
 
     def remove(self, peer: int, why: str) -> None:
         """Go on without a neighbour; weights follow from the degrees."""
+        self.node.views.remove(peer)
         self.edges.pop(peer, None)
-        if self.node.views.each:
-            self.node.views.remove(peer)  # type: ignore[union-attr]
-        elif self.deadline is None:
-            raise ExchangeError(f"rank {self.mail.rank} cannot go on: {why}; give a deadline to train without it")
         self.membership.died(peer)
         self.mail.drop(peer)
         self._away.add(peer)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
-from ..errors import StateError
+from ..errors import ExchangeError, StateError
 
 
 def move(view: Tensor, message: Tensor, codec: Codec, keep: float, take: float) -> None:
@@ -35,7 +34,6 @@ class Replicas:
     each = True
 
     def __init__(self, start: Tensor, peers: Iterable[int]) -> None:
-        self._start = start.clone()
         self._of = {peer: start.clone() for peer in peers}
 
     def restart(self, model: Tensor) -> None:
@@ -57,9 +55,10 @@ class Replicas:
 
     def absorb(self, messages: Mapping[int, Tensor], codec: Codec, keep: float, take: float) -> None:
         for peer, message in messages.items():
-            if peer not in self._of:
-                self._of[peer] = torch.zeros_like(self._start)
-            move(self._of[peer], message, codec, keep, take)
+            if peer in self._of:
+                move(self._of[peer], message, codec, keep, take)
+            else:  # it has come back, with a whole model: what tracks changes begins with a snapshot
+                self._of[peer] = codec.decode(message)
 
     def mixed(self, own: Tensor, rank: int, coefficients: Mapping[int, float]) -> Tensor:
         """own and the neighbours' views, weighted, added in the order of ranks."""
@@ -99,6 +98,12 @@ class RunningSum:
 
     def of(self, peer: int) -> Tensor:
         raise StateError("there is one running sum for all neighbours: give a deadline to have a view of each")
+
+    def put(self, peer: int, view: Tensor) -> None:
+        raise ExchangeError(f"one sum for all neighbours cannot take a snapshot of rank {peer}: give a deadline")
+
+    def remove(self, peer: int) -> None:
+        raise ExchangeError(f"one sum for all neighbours cannot do without rank {peer}: give a deadline")
 
     def absorb(self, messages: Mapping[int, Tensor], codec: Codec, keep: float, take: float) -> None:
         if keep != 1.0:
