@@ -13,6 +13,7 @@ import typer
 from . import __version__
 from .cli_files import check_writable, write_json
 from .cli_plan import plan, probe
+from .cli_simulate import simulate
 from .errors import ThinwireError
 
 # Typer carries click inside or beside it, depending on its version; its own exceptions lead to the base class.
@@ -89,7 +90,7 @@ def kernels(
 
 @app.command()
 def compare(
-    workload: Annotated[str, typer.Option(help="gpt, mlp or cnn (which needs --data).")] = "gpt",
+    workload: Annotated[str, typer.Option(help="gpt, mlp, mlp-100k or cnn (which needs --data).")] = "gpt",
     workers: Annotated[int, typer.Option(help="Processes, each a host of its own on the network.")] = 4,
     network: Annotated[
         str,
@@ -217,6 +218,7 @@ def doctor(
 
 app.command()(probe)
 app.command()(plan)
+app.command()(simulate)
 
 
 def main() -> None:

@@ -12,10 +12,11 @@ import os
 import queue
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,12 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from .errors import ExchangeError, OptionError
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _FOREVER = timedelta(days=30)
 _LOOK_EVERY = 0.5  # seconds between two looks for ranks that want to come back
 _SIZE = torch.int64
+_ROOMS = 4  # sizes of letters for which room is kept ready on an edge
 
 
 class GoneError(ExchangeError):
@@ -42,6 +45,16 @@ class Mail(ABC):
         self.life = life  # 1 for a process that was there from the beginning, more for one that came back
         self.sent_bytes = 0
 
+    same_start: ClassVar[bool] = False  # one program makes all ranks from one model: there is nothing to spread
+
+    def now(self) -> float:
+        """The clock that deadlines are read from, in seconds."""
+        return time.monotonic()
+
+    def shared(self, read: Callable[[Tensor], _T]) -> Callable[[Tensor], _T]:
+        """`read`, or one that reads a letter once for all who got it, where they are in one process."""
+        return read
+
     @abstractmethod
     def connect(self, peers: Iterable[int], *, seconds: float) -> list[int]:
         """Meet these peers; those that came within so many seconds."""
@@ -52,7 +65,7 @@ class Mail(ABC):
 
     @abstractmethod
     def receive(self, peer: int, *, until: float) -> Tensor | None:
-        """The next letter of a peer, or None if there is none before time.monotonic() is `until`. GoneError if gone."""
+        """The next letter of a peer, or None if there is none before `now()` is `until`. GoneError if gone."""
 
     @abstractmethod
     def drop(self, peer: int) -> None:
@@ -162,6 +175,8 @@ class GlooMail(Mail):
         self._device = _device()
         self._ended = threading.Event()
         self._doorman: threading.Thread | None = None
+        # Also at exit: a thread that comes back from gloo when Python is half gone ends the process with an abort.
+        self._farewell = weakref.finalize(self, _say_goodbye, self._edges, self._ended)
 
     @classmethod
     def here(cls, *, hold: Callable[[int], float] | None = None) -> GlooMail:
@@ -255,17 +270,15 @@ class GlooMail(Mail):
             line.leave()
 
     def close(self) -> None:
-        self._ended.set()
-        with self._lock:
-            lines, self._edges = list(self._edges.values()), {}
-        for line in lines:
-            line.leave()
-        for line in lines:
-            line.join(5.0)
+        self._farewell()
 
 
 class _Line:
-    """One edge: a thread that sends, a thread that receives. Sizes travel first; a size of -1 says goodbye."""
+    """One edge: a thread that sends, a thread that receives. Sizes travel first; a size of -1 says goodbye.
+
+    Letters of a size have a tag of their own. So room for one of the size that came last can be ready before it is
+    announced, which saves the trip there and back that gloo makes to ask for it.
+    """
 
     def __init__(self, group: Any, other: int, peer: int, hold: Callable[[int], float] | None) -> None:
         self._group, self._other, self._peer, self._hold = group, other, peer, hold
@@ -308,24 +321,35 @@ class _Line:
             while (letter := self._out.get()) is not None:
                 if self._hold is not None:
                     time.sleep(max(0.0, self._hold(letter.numel())))
-                self._wait(self._group.send([torch.tensor([letter.numel()], dtype=_SIZE)], self._other, 0))
-                self._wait(self._group.send([letter], self._other, 0))
+                size = self._group.send([torch.tensor([letter.numel()], dtype=_SIZE)], self._other, 0)
+                body = self._group.send([letter], self._other, _tag(letter.numel()))
+                self._wait(size)
+                self._wait(body)
             self._wait(self._group.send([torch.tensor([-1], dtype=_SIZE)], self._other, 0))
         except RuntimeError as problem:
             self._end(problem)
 
     def _receives(self) -> None:
-        size = torch.zeros(1, dtype=_SIZE)
+        size, before = torch.zeros(1, dtype=_SIZE), -1
+        laid_out: dict[int, tuple[Any, Tensor]] = {}  # gloo sends nothing before it hears that there is room
         try:
             while True:
                 self._wait(self._group.recv([size], self._other, 0))
-                if int(size) < 0:
+                now = int(size)
+                if now < 0:
                     raise RuntimeError("it has left")
-                letter = torch.empty(int(size), dtype=torch.uint8)
-                self._wait(self._group.recv([letter], self._other, 0))
+                work, letter = laid_out.pop(now) if now in laid_out else self._room_for(now)
+                self._wait(work)
+                if now == before and len(laid_out) < _ROOMS:
+                    laid_out[now] = self._room_for(now)
+                before = now
                 self._in.put(letter)
         except RuntimeError as problem:
             self._end(problem)
+
+    def _room_for(self, size: int) -> tuple[Any, Tensor]:
+        letter = torch.empty(size, dtype=torch.uint8)
+        return self._group.recv([letter], self._other, _tag(size)), letter
 
     def _end(self, problem: RuntimeError) -> None:
         self._in.put(GoneError(f"rank {self._peer} is gone: {' '.join(str(problem).split())}"))
@@ -333,6 +357,20 @@ class _Line:
     @staticmethod
     def _wait(work: Any) -> None:
         work.wait(_FOREVER)
+
+
+def _say_goodbye(edges: dict[int, _Line], ended: threading.Event) -> None:
+    ended.set()
+    lines = list(edges.values())
+    edges.clear()
+    for line in lines:
+        line.leave()
+    for line in lines:
+        line.join(5.0)
+
+
+def _tag(size: int) -> int:
+    return 1 + size % (1 << 30)
 
 
 def _device() -> Any:

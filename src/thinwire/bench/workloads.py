@@ -210,6 +210,18 @@ class MlpOnDigits(_OnImages):
         return Mlp(64)
 
 
+class SmallMlpOnDigits(MlpOnDigits):
+    """The same with 100 k parameters: for many workers in one process."""
+
+    name = "mlp-100k"
+    about = "a perceptron of 99,690 parameters on digits of 8 x 8 pixels, drawn by seed with noise and shifts"
+    batch_per_worker = 16
+
+    def model(self, *, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return Mlp(64, width=280)
+
+
 class CnnOnImages(_OnImages):
     """A small convolutional network on Fashion-MNIST or CIFAR-10."""
 
@@ -259,7 +271,7 @@ def drawn_digits(count: int = 10_000, *, held_out: int = 1_000) -> Images:
 # ---------------------------------------------------------------------------------------------------------- names
 
 WORKLOADS: Mapping[str, Callable[[str | None], Workload]] = MappingProxyType(
-    {kind.name: kind for kind in (GptOnSources, MlpOnDigits, CnnOnImages)}
+    {kind.name: kind for kind in (GptOnSources, MlpOnDigits, SmallMlpOnDigits, CnnOnImages)}
 )
 
 
@@ -270,7 +282,7 @@ def workload(name: str, *, data: str | None = None, skew: float = 0.0) -> Worklo
 
     >>> workload("gtp")
     Traceback (most recent call last):
-    thinwire.errors.OptionError: there is no workload gtp: choose gpt, mlp or cnn
+    thinwire.errors.OptionError: there is no workload gtp: choose gpt, mlp, mlp-100k or cnn
     """
     if name not in WORKLOADS:
         *names, last = WORKLOADS

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 _ONLY = "gradient"  # the name of tensors that come without one
 _T = TypeVar("_T")
+_N = TypeVar("_N", bound="LocalNetwork")
 
 
-class _Meeting:
+class Meeting:
     """Where the ranks meet: everybody brings something, everybody sees all of it."""
 
     def __init__(self, world_size: int) -> None:
@@ -44,7 +45,7 @@ class LocalNetwork(Network):
     tensor([1.])
     """
 
-    def __init__(self, rank: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, meeting: Meeting) -> None:
         super().__init__(rank, len(meeting.brought))
         self._meeting = meeting
 
@@ -55,7 +56,7 @@ class LocalNetwork(Network):
     @classmethod
     def of(cls, world_size: int) -> list[LocalNetwork]:
         """One for every rank."""
-        meeting = _Meeting(world_size)
+        meeting = Meeting(world_size)
         return [cls(rank, meeting) for rank in range(world_size)]
 
     def abort(self) -> None:
@@ -91,7 +92,7 @@ class LocalNetwork(Network):
         return lambda: self._meeting.exchange(self.rank, outgoing, receive)
 
 
-def on_all_ranks(networks: Sequence[LocalNetwork], work: Callable[[LocalNetwork], _T]) -> list[_T]:
+def on_all_ranks(networks: Sequence[_N], work: Callable[[_N], _T]) -> list[_T]:
     """The results of `work` for every rank, each run in a thread; the first error is raised here.
 
     >>> on_all_ranks(LocalNetwork.of(3), lambda network: network.all_reduce(torch.tensor([network.rank])).item())
@@ -100,7 +101,7 @@ def on_all_ranks(networks: Sequence[LocalNetwork], work: Callable[[LocalNetwork]
     results: dict[int, _T] = {}
     errors: list[BaseException] = []
 
-    def run(network: LocalNetwork) -> None:
+    def run(network: _N) -> None:
         try:
             results[network.rank] = work(network)
         except threading.BrokenBarrierError:

@@ -7,8 +7,6 @@ everyone.
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
@@ -98,7 +96,7 @@ class Averager:
 
     def _wait(self, edge: Edge, kind: Kind, hop: int) -> Letter | None:
         rounds = self._rounds
-        until = time.monotonic() + (float("inf") if rounds.deadline is None else max(rounds.deadline, 1.0) * 4)
+        until = rounds.mail.now() + (float("inf") if rounds.deadline is None else max(rounds.deadline, 1.0) * 4)
         early, edge.held = edge.held, []
         while (letter := early.pop(0) if early else rounds.next_letter(edge, until)) is not None:
             if letter.kind == Kind.ROUND:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from ..errors import ExchangeError
@@ -21,7 +19,8 @@ def enter(rounds: Rounds, parameters: Flat, buffers: Flat, *, seconds: float) ->
         return
     _meet(rounds, seconds)
     values = torch.cat([parameters.read(), buffers.read()]).cpu()
-    values = Averager(rounds).spread(values)
+    if not rounds.mail.same_start:
+        values = Averager(rounds).spread(values)
     model, statistics = values[: parameters.numel], values[parameters.numel :]
     parameters.write(model)
     buffers.write(statistics)
@@ -39,10 +38,10 @@ def _come_back(rounds: Rounds, parameters: Flat, buffers: Flat, *, seconds: floa
     """Copy the model of the neighbour that answers first; the others are heard in the rounds that follow."""
     rounds.mail.knock(rounds.edges)
     _meet(rounds, seconds)
-    until = time.monotonic() + seconds
-    while rounds.edges and time.monotonic() < until:
+    until = rounds.mail.now() + seconds
+    while rounds.edges and rounds.mail.now() < until:
         for edge in list(rounds.edges.values()):
-            letter = rounds.next_letter(edge, time.monotonic() + _LOOK)
+            letter = rounds.next_letter(edge, rounds.mail.now() + _LOOK)
             if letter is not None and letter.snapshot.numel() == parameters.numel:
                 model = rounds.begin_from(edge.peer, letter)
                 for other in rounds.edges:

@@ -128,3 +128,12 @@ class Letter:
             number, Kind(kind), Flag(flags), degree, life, view, scale, tag, message,
             buffers.view(torch.float32), snapshot.view(torch.float32), told,
         )  # fmt: skip
+
+
+def letter_bytes(message: int, *, buffers: int = 0) -> int:
+    """The size of a letter with a message of so many bytes and so many numbers of running statistics, and no more.
+
+    >>> letter_bytes(4) == Letter(1, message=torch.zeros(4, dtype=torch.uint8)).pack().numel()
+    True
+    """
+    return _HEADER.size + -(-message // 4) * 4 + 4 * buffers

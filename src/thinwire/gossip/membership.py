@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from .letter import Standing
 
+_AT_FIRST = Standing()
+
 
 class Membership:
     """The standing of every rank, as far as this one has heard; all begin in their first life, alive.
@@ -20,29 +22,37 @@ class Membership:
     """
 
     def __init__(self, ranks: int, *, rank: int, life: int = 1) -> None:
-        self._rank = rank
-        self._of = {other: Standing() for other in range(ranks)}
-        self._of[rank] = Standing(life, True)
+        self._rank, self._ranks = rank, ranks
+        # Of those that are as at the beginning nothing is kept: a thousand ranks would keep a thousand each.
+        self._changed: dict[int, Standing] = {}
+        self._note(rank, Standing(life, True))
 
     def alive(self) -> frozenset[int]:
-        return frozenset(rank for rank, standing in self._of.items() if standing.alive)
+        gone = {rank for rank, standing in self._changed.items() if not standing.alive}
+        return frozenset(rank for rank in range(self._ranks) if rank not in gone)
 
     def standing(self, rank: int) -> Standing:
-        return self._of[rank]
+        return self._changed.get(rank, _AT_FIRST)
 
     def died(self, rank: int) -> None:
-        self._of[rank] = Standing(self._of[rank].life, False)
+        self._note(rank, Standing(self.standing(rank).life, False))
 
     def came(self, rank: int, life: int) -> None:
-        if life >= self._of[rank].life:
-            self._of[rank] = Standing(life, True)
+        if life >= self.standing(rank).life:
+            self._note(rank, Standing(life, True))
 
     def hear(self, news: Mapping[int, Standing]) -> None:
         """Believe what is newer: a later life, or the end of this one. Nobody has to be told of its own end."""
         for rank, standing in news.items():
-            if rank in self._of and rank != self._rank and standing.newer_than(self._of[rank]):
-                self._of[rank] = standing
+            if 0 <= rank < self._ranks and rank != self._rank and standing.newer_than(self.standing(rank)):
+                self._note(rank, standing)
 
     def news(self) -> dict[int, Standing]:
         """All that is not as it was at the beginning."""
-        return {rank: standing for rank, standing in self._of.items() if standing != Standing()}
+        return dict(sorted(self._changed.items()))
+
+    def _note(self, rank: int, standing: Standing) -> None:
+        if standing == _AT_FIRST:
+            self._changed.pop(rank, None)
+        else:
+            self._changed[rank] = standing

@@ -151,6 +151,11 @@ class Decentralized(Wrapped):
         rounds.switched = True
         _log.info("step %d: noise %.2f is above %.2f: choco", rounds.round, self._guard.noise or 0.0, self._guard.limit)
 
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The ranks that letters go to, without those that are gone."""
+        return tuple(self._rounds.edges)
+
     def finish(self) -> None:
         """Wait for the letters that are under way; the next step would."""
         self._arrive()

@@ -8,7 +8,6 @@ degrees that the two letters of the round name: the same on both ends, whoever h
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +87,7 @@ class Rounds:
         self.switched = False  # this node has changed its algorithm
         self.heard_switch = False  # or a neighbour has
         self.counts = Counts()
+        self._read = mail.shared(Letter.unpack)
         self._mixed_buffers: Tensor | None = None
         self._away: set[int] = set()
 
@@ -123,6 +123,8 @@ class Rounds:
         checked = self.node.views.each and self.node.tracks and self.round % CHECK_EVERY == 0
         view_checksum = kernels.checksum(self.node.own.view(torch.uint8)) if checked and now else 0
         regular = self.resync_every is not None and self.round % self.resync_every == 0 and self.node.tracks
+        news = self.membership.news()
+        packed: dict[tuple[Flag, bool], Tensor] = {}  # neighbours that are told the same get the same letter
         for edge in now:
             edge.wants = self.node.tracks and not edge.valid
             edge.announced = len(now)
@@ -130,22 +132,24 @@ class Rounds:
             flags |= Flag.CHECKED if checked else Flag(0)
             flags |= Flag.SWITCHED if self.switched else Flag(0)
             flags |= Flag.USED if edge.used[0] == self.round - 1 else Flag(0)
-            letter = Letter(
-                self.round,
-                flags=flags,
-                degree=len(now),
-                life=self.mail.life,
-                view_checksum=view_checksum,
-                scale=self.node.scale,
-                message=message,
-                buffers=buffers,
-                snapshot=self.node.own if edge.wanted or (regular and edge.valid) else torch.empty(0),
-                news=self.membership.news(),
-            )
-            if letter.snapshot.numel():
+            whole = edge.wanted or (regular and edge.valid)
+            if (flags, whole) not in packed:
+                packed[flags, whole] = Letter(
+                    self.round,
+                    flags=flags,
+                    degree=len(now),
+                    life=self.mail.life,
+                    view_checksum=view_checksum,
+                    scale=self.node.scale,
+                    message=message,
+                    buffers=buffers,
+                    snapshot=self.node.own if whole else torch.empty(0),
+                    news=news,
+                ).pack()
+            if whole:
                 edge.wanted, edge.snapshot = False, self.round
                 self.counts.resyncs += 1
-            self.mail.send(edge.peer, letter.pack())
+            self.mail.send(edge.peer, packed[flags, whole])
 
     def _neighbours(self) -> list[Edge]:
         """Those that this round is with, in order."""
@@ -165,7 +169,7 @@ class Rounds:
         """Have the letters of this round, or as many as came in time, and let the views follow them."""
         if self.arrived:
             return
-        until = time.monotonic() + (float("inf") if self.deadline is None else self.deadline)
+        until = self.mail.now() + (float("inf") if self.deadline is None else self.deadline)
         edges = self._neighbours()
         letters = {edge.peer: letter for edge in edges if (letter := self._letter(edge, until)) is not None}
         for edge in edges:
@@ -200,7 +204,7 @@ class Rounds:
                 self.remove(edge.peer, str(gone))
                 return None
             try:
-                return None if packed is None else Letter.unpack(packed)
+                return None if packed is None else self._read(packed)
             except MessageError as damage:
                 self.counts.damaged += 1
                 _log.warning("round %d: a letter of rank %d is not used: %s", self.round, edge.peer, damage)
@@ -208,7 +212,7 @@ class Rounds:
     def _letter(self, edge: Edge, until: float) -> Letter | None:
         """The letter of this round from one neighbour, or None; letters that come late are followed on the way."""
         if edge.entering:
-            until = time.monotonic()
+            until = self.mail.now()
         while True:
             letter = edge.held.pop(0) if edge.held else self.next_letter(edge, until)
             if letter is None:

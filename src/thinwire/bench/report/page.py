@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import OptionError
-from . import bars, curves, decisions, neighbours, tables
+from . import bars, curves, decisions, neighbours, simulated, tables
 from .markup import escape, script_json, tag
 
 SCHEMA = 1
@@ -20,10 +20,11 @@ _HOLE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def render_report(result: Mapping[str, Any]) -> str:
-    """The report of one comparison, as the text of a self-contained HTML file.
+    """The report of one comparison or simulation, as the text of a self-contained HTML file.
 
     Args:
-        result: what `thinwire compare --json` writes: `schema` 1, `kind` "compare", and its `rows`.
+        result: what `thinwire compare --json` writes: `schema` 1, `kind` "compare", and its `rows`; or
+            `thinwire simulate`, of kind "simulate".
 
     Raises:
         OptionError: this is not the result of a comparison, or one of a newer thinwire.
@@ -61,6 +62,8 @@ def render_report(result: Mapping[str, Any]) -> str:
         results=tables.results(rows, styles),
         decisions=decisions.section(rows),
         neighbours=neighbours.section(rows, styles),
+        simulated=simulated.section(result, styles),
+        brand=f"thinwire {result['kind']}",
         breakdown=breakdown,
         whole='<li><i class="part whole"></i>step, not split</li>' if 'class="part whole"' in breakdown else "",
         bytes=bars.bytes_bars(rows, styles),
@@ -95,7 +98,7 @@ def write_report(result: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
 
 
 def _checked(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if result.get("kind") != "compare" or not isinstance(result.get("schema"), int):
+    if result.get("kind") not in ("compare", "simulate") or not isinstance(result.get("schema"), int):
         raise OptionError("this is not a result of thinwire compare: write one with thinwire compare --json FILE")
     if result["schema"] != SCHEMA:
         raise OptionError(f"this result has schema {result['schema']}, and this thinwire reads {SCHEMA}: run it again")
