@@ -139,12 +139,7 @@ class Topology(ABC):
         >>> round(torus(16).noise_limit(), 3), round(star(8).noise_limit(), 3)
         (1.067, 1.302)
         """
-        values = self._eigenvalues()
-        if self.size == 1:
-            return math.inf
-        if self.alike or self.size > _MANY:
-            return self.size / float(((1 - values) / (1 + values)).sum())
-        return _irregular_limit(self.matrix())
+        return _noise_limit(self)
 
     def _eigenvalues(self) -> Tensor:
         """All but the 1 of the mean."""
@@ -193,6 +188,17 @@ def _matrix(topology: Topology, turn: int) -> Tensor:
             matrix[rank, peer] = topology.weight(rank, peer, turn)
     matrix += torch.diag(1 - matrix.sum(1))
     return matrix
+
+
+@functools.lru_cache(maxsize=64)
+def _noise_limit(topology: Topology) -> float:
+    """Kept, because a thousand ranks of one process ask for the same."""
+    values = topology._eigenvalues()
+    if topology.size == 1:
+        return math.inf
+    if topology.alike or topology.size > _MANY:
+        return topology.size / float(((1 - values) / (1 + values)).sum())
+    return _irregular_limit(topology.matrix())
 
 
 def _irregular_limit(matrix: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class GossipRun:
         self.computed = np.zeros(learner.workers)
         self.steps_done = 0
         self.optimizers: dict[int, Decentralized] = {worker: self._made(worker) for worker in range(learner.workers)}
+        self.order: Callable[[Iterable[int]], list[int]] = sorted  # in which workers are driven; nothing depends on it
         self._leaving = sorted(trace)
         self._returning: list[Absence] = []
         self._knocked: dict[int, float] = {}
@@ -74,7 +75,7 @@ class GossipRun:
     def step(self) -> float:
         """One step of everyone; the mean loss."""
         self._come_and_go()
-        active = sorted(self.optimizers)
+        active = self.order(self.optimizers)
         there, now, office = np.array(active), self.office.now, self.office
         if not active:
             raise ExchangeError("all workers have left: nobody trains")
@@ -86,7 +87,7 @@ class GossipRun:
         self.path.begin()
         self.path.computed(seconds, there)
         before = now[there].copy()
-        for worker in active:
+        for worker in active:  # they do not meet within a step, so that it does not matter who goes first
             office.cause[worker] = None
             self.optimizers[worker].step()
         self._follow(active, before)

@@ -102,7 +102,9 @@ class Office:
 
     def throw_away(self, target: int, source: int) -> None:
         """Letters that nobody will read."""
-        self.lost_bytes += sum(one.letter.numel() for one in self.boxes.pop((target, source), ()))
+        thrown = sum(one.letter.numel() for one in self.boxes.pop((target, source), ()))
+        with self._lock:
+            self.lost_bytes += thrown
 
     @property
     def under_way(self) -> float:

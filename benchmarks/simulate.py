@@ -1,0 +1,135 @@
+"""How far the simulator scales, and what it says of large networks.
+
+    python benchmarks/simulate.py [--parts scale,cost,pages] [--steps 200] [--out FILE]
+    python benchmarks/simulate.py --table [FILE]            writes the tables of docs/internet-scale.md
+
+`scale` trains 64, 256 and 1,024 workers (DCD, 4 bits, exponential graph, 100 k parameters), a process for each number.
+`cost` reckons 100,000 workers for 100 steps. `pages` is what docs/internet-scale.md shows: milliseconds a step for 8 to
+10,000 workers on three networks, without training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CODEC = "min_max:4,block=512"
+NETWORKS = ("data-centre", "three-regions", "home-1000")
+WORKERS = (8, 32, 128, 512, 2048, 10_000)
+PARAMETERS = 25_600_000
+ALGORITHMS, RECIPES = "dpsgd,dcd:4,choco:sign", "ddp,two-shot-4,two-shot-1,threshold-k"
+
+
+def simulated(*options: str) -> dict[str, Any]:
+    """In a process of its own, so that its memory is its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "thinwire", "simulate", "--quiet", *options, "--json", str(out)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def scale(steps: int) -> list[dict[str, Any]]:
+    found = []
+    for workers in (64, 256, 1024):
+        told = simulated(
+            "--workers", str(workers), "--topology", "exponential", "--algorithm", "dcd", "--codec", CODEC,
+            "--network", "home-1000", "--steps", str(steps), "--lap", str(max(1, steps // 4)),
+        )  # fmt: skip
+        kept = {key: told[key] for key in ("virtual_seconds", "real_seconds", "bytes", "peak_memory_bytes")}
+        found.append({"workers": workers, "steps": steps, **kept, "final": told["loss"][-1]})
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def cost() -> dict[str, Any]:
+    told = simulated(
+        "--cost-only", "--workers", "100000", "--topology", "exponential", "--algorithm", "dcd", "--codec", CODEC,
+        "--network", "home-1000", "--steps", "100",
+    )  # fmt: skip
+    keys = ("virtual_seconds", "real_seconds", "bytes", "peak_memory_bytes")
+    return {"workers": 100_000, "steps": 100, **{key: told[key] for key in keys}}
+
+
+def pages() -> list[dict[str, Any]]:
+    found = []
+    for network in NETWORKS:
+        for workers in WORKERS:
+            step_ms: dict[str, float | None] = {}
+            for topology in ("ring", "exponential"):
+                step_ms |= _step_ms(network, workers, "--algorithm", ALGORITHMS, "--topology", topology)
+            for recipe in RECIPES.split(","):
+                step_ms |= _step_ms(network, workers, "--recipe", recipe)
+            found.append({"network": network, "workers": workers, "step_ms": step_ms})
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def _step_ms(network: str, workers: int, *options: str) -> dict[str, float | None]:
+    common = ("--network", network, "--workers", str(workers), "--parameters", str(PARAMETERS), "--steps", "20")
+    told = simulated("--cost-only", *common, "--compute-ms", "200", *options)
+    return {row["recipe"]: row["step_ms"] for row in told["rows"]}
+
+
+def tables(found: dict[str, Any]) -> str:
+    lines = []
+    for network in NETWORKS:
+        rows = [one for one in found["pages"] if one["network"] == network]
+        names = list(rows[0]["step_ms"])
+        lines += [f"### {network}", "", f"| workers | {' | '.join(f'`{name}`' for name in names)} |"]
+        lines.append("|---:|" + "---:|" * len(names))
+        for row in rows:
+            least = min(value for value in row["step_ms"].values() if value is not None)
+            cells = [_cell(row["step_ms"].get(name), least) for name in names]
+            lines.append(f"| {row['workers']:,} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
+def _cell(value: float | None, least: float) -> str:
+    if value is None:
+        return "-"
+    said = f"{value:,.0f}"
+    return f"**{said}**" if value == least else said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="scale,cost,pages")
+    parser.add_argument("--steps", type=int, default=200, help="of scale")
+    parser.add_argument("--out", type=Path)
+    newest = max((ROOT / "benchmarks").glob("*-simulate.json"), default=None)
+    parser.add_argument("--table", type=Path, nargs="?", const=newest)
+    options = parser.parse_args()
+    if options.table is not None:
+        page = ROOT / "docs" / "internet-scale.md"
+        made = tables(json.loads(options.table.read_text()))
+        pattern = r"(<!-- tables -->\n\n).*?(\n\n<!-- end -->)"
+        page.write_text(re.sub(pattern, lambda m: m[1] + made + m[2], page.read_text(), flags=re.DOTALL))
+        return
+    found: dict[str, Any] = {"kind": "simulate-benchmark", "parameters": PARAMETERS}
+    if options.out is not None and options.out.exists():  # one part after the other
+        found = json.loads(options.out.read_text())
+    if "scale" in options.parts:
+        found["scale"] = scale(options.steps)
+    if "cost" in options.parts:
+        found["cost"] = cost()
+    if "pages" in options.parts:
+        found["pages"] = pages()
+    text = json.dumps(found, indent=1) + "\n"
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
