@@ -1,6 +1,7 @@
 """How far the simulator scales, and what it says of large networks.
 
     python benchmarks/simulate.py [--parts scale,cost,pages] [--steps 200] [--out FILE]
+    python benchmarks/simulate.py --parts faithful --measured benchmarks/DATE-gossip.json --data DIR [--out FILE]
     python benchmarks/simulate.py --table [FILE]            writes the tables of docs/internet-scale.md
 
 `scale` trains 64, 256 and 1,024 workers (DCD, 4 bits, exponential graph, 100 k parameters), a process for each number.
@@ -19,19 +20,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from thinwire.simulate import Settings, simulate
+
 ROOT = Path(__file__).resolve().parent.parent
 CODEC = "min_max:4,block=512"
 NETWORKS = ("data-centre", "three-regions", "home-1000")
 WORKERS = (8, 32, 128, 512, 2048, 10_000)
 PARAMETERS = 25_600_000
-ALGORITHMS, RECIPES = "dpsgd,dcd:4,choco:sign", "ddp,two-shot-4,two-shot-1,threshold-k"
+ALGORITHMS, RECIPES = ("dpsgd", "dcd:4", "choco:sign"), ("ddp", "two-shot-4", "two-shot-1", "threshold-k")
 
 
 def simulated(*options: str) -> dict[str, Any]:
     """In a process of its own, so that its memory is its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "thinwire", "simulate", "--quiet", *options, "--json", str(out)]
+        command = [sys.executable, "-m", "thinwire", "simulate", "--quiet", "--no-growth", *options, "--json", str(out)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         found: dict[str, Any] = json.loads(out.read_text())
         return found
@@ -65,18 +68,43 @@ def pages() -> list[dict[str, Any]]:
         for workers in WORKERS:
             step_ms: dict[str, float | None] = {}
             for topology in ("ring", "exponential"):
-                step_ms |= _step_ms(network, workers, "--algorithm", ALGORITHMS, "--topology", topology)
-            for recipe in RECIPES.split(","):
-                step_ms |= _step_ms(network, workers, "--recipe", recipe)
+                step_ms |= _step_ms(network, workers, algorithms=ALGORITHMS, topology=topology)
+            step_ms |= _step_ms(network, workers, algorithms=(), recipes=RECIPES)
             found.append({"network": network, "workers": workers, "step_ms": step_ms})
             print(json.dumps(found[-1]), flush=True)
     return found
 
 
-def _step_ms(network: str, workers: int, *options: str) -> dict[str, float | None]:
-    common = ("--network", network, "--workers", str(workers), "--parameters", str(PARAMETERS), "--steps", "20")
-    told = simulated("--cost-only", *common, "--compute-ms", "200", *options)
+def _step_ms(network: str, workers: int, **way: Any) -> dict[str, float]:
+    told = simulate(
+        Settings(
+            workers=workers, network=network, steps=20, cost_only=True, parameters=PARAMETERS, compute_ms=200.0,
+            growth=False, **way,
+        )
+    )  # fmt: skip
     return {row["recipe"]: row["step_ms"] for row in told["rows"]}
+
+
+def faithful(measured: Path, data: str, compute_ms: float) -> list[dict[str, Any]]:
+    """Steps that `benchmarks/gossip.py` measured on emulated networks, beside what is reckoned for them."""
+    found = []
+    for one in json.loads(measured.read_text())["networks"]:
+        names = [row["recipe"] for row in one["rows"]]
+        told = simulate(
+            Settings(
+                workers=8, network=one["network"], workload="cnn", data=data, steps=20, cost_only=True, device="this",
+                cores=0.25, compute_ms=compute_ms, topology="ring", growth=False,
+                algorithms=tuple(name.partition("@")[0] for name in names if "@" in name),
+                recipes=tuple(name for name in names if "@" not in name),
+            )
+        )  # fmt: skip
+        reckoned = {row["recipe"]: row["step_ms"] for row in told["rows"]}
+        for row in one["rows"]:
+            ratio = reckoned[row["recipe"]] / row["step_ms"]
+            found.append(
+                {"network": one["network"], "row": row["recipe"], "measured_ms": row["step_ms"], "ratio": ratio}
+            )
+    return found
 
 
 def tables(found: dict[str, Any]) -> str:
@@ -105,6 +133,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="scale,cost,pages")
     parser.add_argument("--steps", type=int, default=200, help="of scale")
+    parser.add_argument("--measured", type=Path, help="of faithful: what benchmarks/gossip.py wrote")
+    parser.add_argument("--data", help="of faithful: the folder with Fashion-MNIST")
+    parser.add_argument("--compute-ms", type=float, default=150.0, help="of faithful: a step without communication")
     parser.add_argument("--out", type=Path)
     newest = max((ROOT / "benchmarks").glob("*-simulate.json"), default=None)
     parser.add_argument("--table", type=Path, nargs="?", const=newest)
@@ -122,6 +153,8 @@ def main() -> None:
         found["scale"] = scale(options.steps)
     if "cost" in options.parts:
         found["cost"] = cost()
+    if "faithful" in options.parts:
+        found["faithful"] = faithful(options.measured, options.data, options.compute_ms)
     if "pages" in options.parts:
         found["pages"] = pages()
     text = json.dumps(found, indent=1) + "\n"

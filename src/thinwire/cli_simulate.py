@@ -63,6 +63,9 @@ def simulate(
     lap: Annotated[
         int | None, typer.Option(help="Steps between two looks at held-out data. Default: 20 looks.")
     ] = None,
+    growth: Annotated[
+        bool, typer.Option("--growth/--no-growth", help="Also reckon a step for other numbers of workers.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of weights, data, draws, links and absences.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the table only.")] = False,
     json_file: Annotated[
@@ -85,7 +88,8 @@ def simulate(
         workers=workers, algorithms=split_recipes(chosen or ""), recipes=split_recipes(recipe or ""), topology=topology,
         codec=codec, network=network, steps=steps, cost_only=not learn, workload=workload, data=data, skew=skew,
         parameters=parameters, compute_ms=compute_ms, straggle=straggle, uneven=uneven, loss=loss, churn=churn,
-        deadline=deadline, device=device, cores=cores, bucket_mb=bucket_mb, compute=compute, lap=lap, seed=seed,
+        deadline=deadline, device=device, cores=cores, bucket_mb=bucket_mb, compute=compute, lap=lap,
+        growth=growth, seed=seed,
     )  # fmt: skip
     for option, target in (("--json", json_file), ("--report", report)):
         if target is not None:

@@ -44,6 +44,9 @@ def simulate(settings: Settings, *, on_event: Event = lambda event: None, comman
     """
     work = workload(settings.workload, data=settings.data, skew=settings.skew)
     rows = [_row(settings, name, work, on_event) for name in settings.names]
+    yardstick = next((row["step_ms"] for row in rows if row["recipe"] in ("ddp", "allreduce")), None)
+    for row in rows:
+        row["speedup_over_ddp"] = None if yardstick is None else yardstick / row["step_ms"]
     first = rows[0]
     return {
         "schema": SCHEMA,
@@ -51,7 +54,7 @@ def simulate(settings: Settings, *, on_event: Event = lambda event: None, comman
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "command": command,
         "settings": settings.told() | {"parameters": _numel(settings, work)},
-        "network": {"asked": settings.network, "about": settings.links.about, "method": "simulated"},
+        "network": {"asked": settings.network, "about": settings.links.about},
         "machine": describe_machine(),
         "headline": _headline(settings, rows),
         "virtual_seconds": first["virtual_seconds"],
@@ -60,7 +63,7 @@ def simulate(settings: Settings, *, on_event: Event = lambda event: None, comman
         "loss": first["curve"],
         "peak_memory_bytes": first["peak_memory_bytes"],
         "rows": rows,
-        "growth": _growth(settings, work),
+        "growth": _growth(settings, work) if settings.growth else [],
     }
 
 

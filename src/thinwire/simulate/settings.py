@@ -47,6 +47,7 @@ class Settings:
     bucket_mb: float = 25.0
     compute: str = "auto"
     lap: int | None = None
+    growth: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from . import figures
 from .markup import escape, tag
 
-_WIDE, _HIGH, _EDGE = 560, 280, 52
+_WIDE, _HIGH, _EDGE = 560, 280, 72
 _HEADS = ("row", "virtual time", "real time", "workers computing", "the slowest worker's time", "links on its way")
 
 
