@@ -24,6 +24,7 @@ def move(view: Tensor, message: Tensor, codec: Codec, keep: float, take: float) 
 class Replicas:
     """A copy of every neighbour's model as that neighbour says it is: any of them can be left out of a round.
 
+    >>> import torch
     >>> views = Replicas(torch.zeros(2), [1])
     >>> views.of(1).fill_(3.0)
     tensor([3., 3.])
@@ -82,6 +83,7 @@ class Replicas:
 class RunningSum:
     """The weighted sum of all neighbours' models: one vector, however many there are, but none can be left out.
 
+    >>> import torch
     >>> views = RunningSum(torch.ones(2), {1: 0.25, 2: 0.25})
     >>> views.mixed(torch.ones(2), 0, {1: 0.25, 2: 0.25})
     tensor([1., 1.])

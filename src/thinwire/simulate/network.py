@@ -49,10 +49,10 @@ class SimNetwork(LocalNetwork):
     >>> import torch
     >>> from thinwire.exchange.local_group import on_all_ranks
     >>> networks = SimNetwork.on(Links.named("8mbit,10ms", workers=4))
-    >>> on_all_ranks(networks, lambda network: float(network.all_reduce(torch.ones(40_000))[0]))
+    >>> on_all_ranks(networks, lambda network: float(network.all_reduce(torch.ones(30_000))[0]))
     [4.0, 4.0, 4.0, 4.0]
-    >>> networks[0].clocks.now.round(3).tolist()  # two trips of 10 ms, and 120 kB twice at a million bytes a second
-    [0.26, 0.26, 0.26, 0.26]
+    >>> networks[0].clocks.now.round(3).tolist()  # two trips of 10 ms, each with three quarters of 120 kB
+    [0.2, 0.2, 0.2, 0.2]
     """
 
     def __init__(self, rank: int, meeting: Meeting, clocks: Clocks) -> None:

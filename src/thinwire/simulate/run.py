@@ -40,7 +40,7 @@ def simulate(settings: Settings, *, on_event: Event = lambda event: None, comman
 
     >>> found = simulate(Settings(workers=8, network="50mbit,20ms", steps=3, cost_only=True))
     >>> found["rows"][0]["recipe"], round(found["virtual_seconds"], 3)
-    ('dcd@exponential', 0.303)
+    ('dcd@exponential', 0.301)
     """
     work = workload(settings.workload, data=settings.data, skew=settings.skew)
     rows = [_row(settings, name, work, on_event) for name in settings.names]
