@@ -130,6 +130,7 @@ def test_a_result_has_what_others_build_on() -> None:
     assert [point["step"] for point in found["loss"]] == [2, 4]
     assert found["loss"][-1]["seconds"] == found["virtual_seconds"] > 0.4
     assert found["peak_memory_bytes"] > 1e7
+    assert len(found["rows"][0]["utilisation"]["workers"]) == 4
     assert found["growth"][0]["workers"] == 4
 
 

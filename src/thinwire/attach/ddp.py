@@ -15,14 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ..adapt import Auto, auto
 from ..comm import Communicator
 from ..errors import AttachError, OptionError
-from ..exchange.parcels import Exempt, Layout, Parameter, one_dimensional_or_tiny
+from ..exchange.parcels import FIRST_BUCKET, Exempt, Layout, Parameter, one_dimensional_or_tiny
 from ..observe import Meter, Sink
 from ..recipe import Recipe
 from .copies import Detached
 from .link import Link, Scaler
 from .recipes import checked_recipe
-
-_FIRST_BUCKET = 1 << 20  # bytes, as in DDP
 
 
 def attach(
@@ -76,7 +74,7 @@ def attach(
         communicator,
         seed=seed,
         warmup_steps=warmup_steps,
-        layout=Layout.planned(known, first=min(_FIRST_BUCKET, cap), cap=cap),
+        layout=Layout.planned(known, first=min(FIRST_BUCKET, cap), cap=cap),
         model=weakref.ref(ddp),
         finds_unused=bool(ddp.find_unused_parameters),
         scaler=scaler,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .base import Part
 
+FIRST_BUCKET = 1 << 20  # bytes of the first one, as in DDP
 TINY = 1024  # elements below which a tensor is not worth compressing
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 Exempt = Callable[[str, Tensor], bool]

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..codecs.base import Shape
 from ..comm import joined
 from ..errors import OptionError
-from ..exchange.parcels import Layout, Parameter, Parcel, one_dimensional_or_tiny
+from ..exchange.parcels import FIRST_BUCKET, Layout, Parameter, Parcel, one_dimensional_or_tiny
 
-_FIRST_BUCKET, _MB = 1 << 20, 1 << 20
-_BACKWARD_SHARE, _FORWARD_SHARE = 0.6, 0.3  # of a step of which only the whole is known; the rest is the optimizer
+_MB = 1 << 20
+BACKWARD_SHARE, FORWARD_SHARE = 0.6, 0.3  # of a step of which only the whole is known; the rest is the optimizer
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def of_size(parameters: int, step_seconds: float, *, bucket_mb: float = 25.0) ->
         raise OptionError(f"a model has at least one parameter, not {parameters}: write --params 25.6M")
     if not 0 < step_seconds < math.inf:
         raise OptionError("a step takes longer than nothing: write --step-time 120ms")
-    sizes, left, cap = list[int](), parameters, _FIRST_BUCKET // 4
+    sizes, left, cap = list[int](), parameters, FIRST_BUCKET // 4
     while left:
         sizes.append(min(left, cap))
         left -= sizes[-1]
@@ -116,7 +116,7 @@ def of_size(parameters: int, step_seconds: float, *, bucket_mb: float = 25.0) ->
     for size in sizes:
         done += size
         buckets.append(Bucket(_squares(size), 0, done / parameters))
-    forward, backward = _FORWARD_SHARE * step_seconds, _BACKWARD_SHARE * step_seconds
+    forward, backward = FORWARD_SHARE * step_seconds, BACKWARD_SHARE * step_seconds
     rest = step_seconds - forward - backward
     return Profile(f"{parameters:,} parameters", forward, backward, rest, tuple(buckets))
 

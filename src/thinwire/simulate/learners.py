@@ -7,7 +7,7 @@ them: the same up to rounding, and many times quicker for small models.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,9 +37,9 @@ class Learner(ABC):
     def numel(self) -> int:
         return self._whole.numel
 
-    @abstractmethod
-    def renew(self, worker: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """A worker comes back: its net, and an optimizer that remembers nothing."""
+    def renew(self, worker: int) -> None:
+        """A worker comes back: its optimizer remembers nothing."""
+        self.optimizers[worker] = self.workload.optimizer(self.nets[worker])
 
     @abstractmethod
     def gradients(self, step: int, workers: Sequence[int]) -> list[float]:
@@ -50,10 +50,8 @@ class Learner(ABC):
         """The parameters of a worker as one tensor."""
 
     def set_rates(self, step: int, optimizers: Sequence[Any]) -> None:
-        factor = self.workload.rate(step)
         for optimizer in optimizers:
-            for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * factor
+            set_rates(optimizer, self._rates, self.workload.rate(step))
 
     def look(self, flat: Tensor) -> tuple[float, float | None]:
         """Loss and accuracy of a model on held-out data."""
@@ -78,10 +76,6 @@ class Each(Learner):
         self.nets = [workload.model(seed=seed) for _ in range(workers)]
         self.optimizers = [workload.optimizer(net) for net in self.nets]
         self._rates = [group["lr"] for group in self.optimizers[0].param_groups]
-
-    def renew(self, worker: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-        self.optimizers[worker] = self.workload.optimizer(self.nets[worker])
-        return self.nets[worker], self.optimizers[worker]
 
     def flat(self, worker: int) -> Tensor:
         return Flat(list(self.nets[worker].parameters())).read()
@@ -119,8 +113,6 @@ class Batched(Learner):
 
     def __init__(self, workload: Workload, *, workers: int, seed: int) -> None:
         super().__init__(workload, workers=workers, seed=seed)
-        if statistics(self.model):
-            raise OptionError("a model with running statistics cannot be batched over workers: use --compute each")
         self.matrix = self.start.expand(workers, -1).clone()
         self._grads = torch.zeros_like(self.matrix)
         self.nets = [_Row(row) for row in self.matrix]
@@ -134,15 +126,7 @@ class Batched(Learner):
             self._places[name] = (at, at + parameter.numel(), parameter.shape)
             at += parameter.numel()
 
-        def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-            found: Tensor = functional_call(self.model, parameters, (inputs, targets))
-            return found
-
-        self._both = vmap(grad_and_value(loss))
-
-    def renew(self, worker: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-        self.optimizers[worker] = self.workload.optimizer(self.nets[worker])
-        return self.nets[worker], self.optimizers[worker]
+        self._both = mapped_gradients(self.model, same_model=False)
 
     def flat(self, worker: int) -> Tensor:
         return self.matrix[worker]
@@ -178,12 +162,34 @@ def held_out(workload: Workload, model: nn.Module) -> tuple[float, float | None]
     return total / count, right / count if known else None
 
 
-def learner(workload: Workload, *, workers: int, seed: int, compute: str = "auto") -> Learner:
-    """`each`, `batched`, or `auto`: batched from 17 workers on, where the model allows it."""
+def set_rates(optimizer: Any, rates: Sequence[float], factor: float) -> None:
+    """The learning rates that an optimizer began with, times a factor."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+
+
+def mapped_gradients(model: nn.Module, *, same_model: bool) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
+    """Gradients and losses of many workers at once, of stacked batches and of one model or of stacked ones."""
+
+    def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        found: Tensor = functional_call(model, parameters, (inputs, targets))
+        return found
+
+    both: Callable[..., tuple[dict[str, Tensor], Tensor]]
+    both = vmap(grad_and_value(loss), in_dims=(None if same_model else 0, 0, 0))
+    return both
+
+
+def batches(compute: str, model: nn.Module, *, workers: int) -> bool:
+    """Whether gradients are computed in batches: if asked for, and by `auto` from 17 workers on if the model can."""
     if compute not in ("auto", "each", "batched"):
         raise OptionError(f"--compute is auto, each or batched, not {compute}")
-    if compute == "batched":
-        return Batched(workload, workers=workers, seed=seed)
-    if compute == "auto" and workers > 16 and not statistics(workload.model(seed=seed)):
-        return Batched(workload, workers=workers, seed=seed)
-    return Each(workload, workers=workers, seed=seed)
+    if compute == "batched" and statistics(model):
+        raise OptionError("a model with running statistics cannot be batched over workers: use --compute each")
+    return compute == "batched" or (compute == "auto" and workers > 16 and not statistics(model))
+
+
+def learner(workload: Workload, *, workers: int, seed: int, compute: str = "auto") -> Learner:
+    """Of the kind that `compute` names: `each`, `batched` or `auto`."""
+    kind = Batched if batches(compute, workload.model(seed=seed), workers=workers) else Each
+    return kind(workload, workers=workers, seed=seed)

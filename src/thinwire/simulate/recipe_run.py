@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 
 from ..bench.workloads import Workload
 from ..errors import OptionError
 from ..exchange.carrier import Carrier
 from ..exchange.local_group import on_all_ranks
-from ..exchange.parcels import Exempt, Layout, Parameter, Parcel, gather, one_dimensional_or_tiny, scatter
-from ..gossip.tensors import statistics
+from ..exchange.parcels import FIRST_BUCKET, Exempt, Layout, Parameter, Parcel, gather, one_dimensional_or_tiny, scatter
+from ..plan.workload import BACKWARD_SHARE, FORWARD_SHARE
 from ..recipe import Recipe
+from .learners import batches, mapped_gradients, set_rates
 from .network import SimNetwork
 from .pace import Pace
 
-FORWARD = 1 / 3  # of the time that a worker computes; backward is the rest
-_FIRST_BUCKET = 1 << 20  # DDP's own
+FORWARD = FORWARD_SHARE / (FORWARD_SHARE + BACKWARD_SHARE)  # of the time that a worker computes
 _AT_ONCE = 16
 
 
@@ -33,7 +32,7 @@ def layout_of(model: nn.Module, *, bucket_mb: float = 25.0, exempt: Exempt = one
     """The buckets that `attach` has, if gradients become ready in reverse order."""
     known = [Parameter.of(name, parameter, exempt) for name, parameter in model.named_parameters()]
     cap = int(bucket_mb * (1 << 20))
-    return Layout.planned(known, first=min(_FIRST_BUCKET, cap), cap=cap)
+    return Layout.planned(known, first=min(FIRST_BUCKET, cap), cap=cap)
 
 
 def ready_shares(layout: Layout) -> list[float]:
@@ -72,15 +71,11 @@ class RecipeRun:
         self.computed = np.zeros(self.workers)
         self.steps_done = 0
         self.phases = {"compute": 0.0, "coding": 0.0, "straggling": 0.0}
-        if compute not in ("auto", "each", "batched"):
-            raise OptionError(f"--compute is auto, each or batched, not {compute}")
-        few = self.workers <= 16 if compute == "auto" else compute == "each"
-        self._batched = not few and not statistics(self.model)
+        self._batched = batches(compute, self.model, workers=self.workers)
 
     def step(self) -> float:
         work, step = self.workload, self.steps_done
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * work.rate(step)
+        set_rates(self.optimizer, self._rates, work.rate(step))
         losses, gradients = self._gradients(step)
         seconds = self.pace.seconds(step, workers=self.workers)
         begin = self.clocks.now.copy()
@@ -127,15 +122,15 @@ class RecipeRun:
     # -------------------------------------------------------------------------------------------------------- gradients
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, Tensor]]]:
-        batches = [
+        dealt = [
             self.workload.batch(step, seed=self.seed, rank=rank, world_size=self.workers)
             for rank in range(self.workers)
         ]
-        return self._at_once(batches) if self._batched else self._one_by_one(batches)
+        return self._at_once(dealt) if self._batched else self._one_by_one(dealt)
 
-    def _one_by_one(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[float], list[dict[str, Tensor]]]:
+    def _one_by_one(self, dealt: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[float], list[dict[str, Tensor]]]:
         losses, found = [], []
-        for inputs, targets in batches:
+        for inputs, targets in dealt:
             self.optimizer.zero_grad()
             loss = self.model(inputs, targets)
             loss.backward()
@@ -144,18 +139,14 @@ class RecipeRun:
             found.append({name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in named})
         return losses, found
 
-    def _at_once(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[float], list[dict[str, Tensor]]]:
+    def _at_once(self, dealt: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[float], list[dict[str, Tensor]]]:
         parameters = {name: p.detach() for name, p in self.model.named_parameters()}
 
-        def loss(given: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-            told: Tensor = functional_call(self.model, given, (inputs, targets))
-            return told
-
-        both = vmap(grad_and_value(loss), in_dims=(None, 0, 0))
+        both = mapped_gradients(self.model, same_model=True)
         losses: list[float] = []
         found: list[dict[str, Tensor]] = []
-        for first in range(0, len(batches), _AT_ONCE):
-            inputs, targets = (torch.stack(column) for column in zip(*batches[first : first + _AT_ONCE], strict=True))
+        for first in range(0, len(dealt), _AT_ONCE):
+            inputs, targets = (torch.stack(column) for column in zip(*dealt[first : first + _AT_ONCE], strict=True))
             gradients, told = both(parameters, inputs, targets)
             losses += told.tolist()
             found += [{name: rows[place] for name, rows in gradients.items()} for place in range(len(told))]

@@ -31,6 +31,7 @@ from .recipe_run import FORWARD, RecipeRun, layout_of, ready_shares
 from .settings import Coding, Settings, letter_size
 
 SCHEMA = 1
+_TOLD_EACH = 4096
 _GROWTH_STEPS, _GROWTH_EDGES = 12, 2_000_000
 Event = Callable[[dict[str, Any]], None]
 
@@ -221,9 +222,11 @@ def _numel(settings: Settings, work: Workload) -> int:
 # -------------------------------------------------------------------------------------------------------------- facts
 
 
-def _utilisation(computed: Floats, seconds: float) -> dict[str, float]:
+def _utilisation(computed: Floats, seconds: float) -> dict[str, Any]:
+    """The share of the time that workers compute; each of them, where they are not too many for a file."""
     share = computed / max(seconds, 1e-12)
-    return {"mean": float(share.mean()), "least": float(share.min()), "most": float(share.max())}
+    told = {"mean": float(share.mean()), "least": float(share.min()), "most": float(share.max())}
+    return told | {"workers": share.round(4).tolist() if len(share) <= _TOLD_EACH else None}
 
 
 def _peak_memory() -> int:

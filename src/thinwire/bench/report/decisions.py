@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import figures
-from .markup import escape, tag
+from .markup import axes, escape, tag
 
 _WIDE, _HIGH, _EDGE = 560, 260, 44
 
@@ -58,8 +58,7 @@ def _front(points: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str,
 
     path = "".join(f"{'L' if place else 'M'}{across(x):.1f} {down(y):.1f}" for place, (x, y, _) in enumerate(known))
     drawn = [
-        tag("line", class_="base", x1=_EDGE, x2=_WIDE - _EDGE, y1=_HIGH - _EDGE, y2=_HIGH - _EDGE),
-        tag("line", class_="base", x1=_EDGE, x2=_EDGE, y1=_EDGE - 10, y2=_HIGH - _EDGE),
+        *axes(wide=_WIDE, high=_HIGH, edge=_EDGE),
         tag("path", class_="front-path", d=path),
     ]
     for place, (x, y, name) in enumerate(known):

@@ -49,3 +49,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+def axes(*, wide: int, high: int, edge: int) -> list[str]:
+    """The two axes of a small drawing that needs no script.
+
+    >>> len(axes(wide=100, high=50, edge=10))
+    2
+    """
+    bottom = high - edge
+    return [
+        tag("line", class_="base", x1=edge, x2=wide - edge, y1=bottom, y2=bottom),
+        tag("line", class_="base", x1=edge, x2=edge, y1=edge - 10, y2=bottom),
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import figures
-from .markup import escape, tag
+from .markup import axes, escape, tag
 
 _WIDE, _HIGH, _EDGE = 560, 240, 44
 _HEADS = ("row", "algorithm", "topology", "averaged loss", "local loss", "models apart", "accuracy")
@@ -79,10 +79,7 @@ def _apart(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
     def down(far: float) -> float:
         return _HIGH - _EDGE - (math.log10(far) - low) / (high - low) * (_HIGH - 2 * _EDGE)
 
-    drawn = [
-        tag("line", class_="base", x1=_EDGE, x2=_WIDE - _EDGE, y1=_HIGH - _EDGE, y2=_HIGH - _EDGE),
-        tag("line", class_="base", x1=_EDGE, x2=_EDGE, y1=_EDGE - 10, y2=_HIGH - _EDGE),
-    ]
+    drawn = axes(wide=_WIDE, high=_HIGH, edge=_EDGE)
     for power in range(low, high + 1):
         drawn.append(tag("text", f"1e{power}", x=_EDGE - 6, y=f"{down(10.0**power) + 4:.1f}", text_anchor="end"))
     for name, colour, spots in lines:

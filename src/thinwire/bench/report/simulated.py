@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import figures
-from .markup import escape, tag
+from .markup import axes, escape, tag
 
 _WIDE, _HIGH, _EDGE = 560, 280, 72
 _HEADS = ("row", "virtual time", "real time", "workers computing", "the slowest worker's time", "links on its way")
@@ -85,10 +85,7 @@ def _growth(points: Sequence[Mapping[str, Any]], rows: Sequence[tuple[Mapping[st
     def down(ms: float) -> float:
         return _HIGH - _EDGE - (math.log10(ms) - low) / (high - low) * (_HIGH - 2 * _EDGE)
 
-    drawn = [
-        tag("line", class_="base", x1=_EDGE, x2=_WIDE - _EDGE, y1=_HIGH - _EDGE, y2=_HIGH - _EDGE),
-        tag("line", class_="base", x1=_EDGE, x2=_EDGE, y1=_EDGE - 10, y2=_HIGH - _EDGE),
-    ]
+    drawn = axes(wide=_WIDE, high=_HIGH, edge=_EDGE)
     for power in range(low, high + 1):
         said = figures.milliseconds(10.0**power, unit=True)
         drawn.append(tag("text", escape(said), x=_EDGE - 6, y=f"{down(10.0**power) + 4:.1f}", text_anchor="end"))
