@@ -1,11 +1,13 @@
 """Decentralised training: accuracy on real images, time per epoch over networks, and what a death or lost letters cost.
 
-    python benchmarks/gossip.py --data DIR [--seeds 3] [--parts accuracy,networks,faults] [--out FILE]
+    python benchmarks/gossip.py --data DIR [--seeds 3] [--parts accuracy,text,networks,faults] [--out FILE]
     python benchmarks/gossip.py --table [FILE]              writes the tables into docs/gossip.md
 
-`accuracy` trains 8 workers in a ring on an unshaped network, on iid and on label-skewed shards. `networks` times the
-same on {1 Gbit/s, 50 Mbit/s} x {0.1 ms, 20 ms}. An epoch is all training images once, over all workers. `faults`
-trains 8 processes on loopback: as they are, with one killed at a random step, and with 1 % of the letters lost.
+`accuracy` trains 8 workers in a ring on an unshaped network, on iid and on label-skewed shards; rows that --out has
+already are kept. `text` trains the gpt workload with AdamW, 80 steps. `networks` times the
+first on {1 Gbit/s, 50 Mbit/s} x {0.1 ms, 20 ms}. An epoch is all training images once, over all workers. `faults`
+trains 8 processes on loopback: as they are, with one killed at a random step, and with 1 % of the letters lost; there
+the learning rate falls to nothing over the second half, so that runs can be told apart by less than a point.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS, STEPS, EXAMPLES, BATCH = 8, 200, 60_000, 64
 ONE_SCALE = "min_max:4,block=65536"  # one for nearly all of the model, as those had who saw naive fail
-ACCURACY = f"dpsgd,dcd:8,dcd:4,dcd:{ONE_SCALE},choco:4,choco:sign,ecd:8,naive:4,naive:{ONE_SCALE}"
+ACCURACY = (
+    *("dpsgd", "dcd:8", "dcd:4", f"dcd:{ONE_SCALE}", "choco:4", "choco:sign", "ecd:8", "naive:4"),
+    f"naive:{ONE_SCALE}",
+)
+TEXT, TEXT_STEPS = "dpsgd,dcd:8,dcd:4,choco:4,choco:sign,ecd:8", 80
 TIMED_RECIPES, TIMED = "ddp,global-qsgd-8,two-shot-8", "dpsgd,dcd:8,dcd:4,ecd:8"
 FAULTY = (("dpsgd", "fp32"), ("dcd", "min_max:4,block=512"), ("ecd", "absolute:8,step=0.02"), ("choco", "sign:512"))
 NETWORKS = ("1gbit,0.1ms", "1gbit,20ms", "50mbit,0.1ms", "50mbit,20ms")
@@ -48,15 +54,29 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row.get(key) for key in (*kept, "consensus_distance", "problem")} | {"accuracies": each}
 
 
-def accuracy(data: str, seeds: int) -> list[dict[str, Any]]:
+def accuracy(data: str, seeds: int, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for skew in (0.0, 0.9):
-        options = ["--workload", "cnn", "--data", data, "--network", "unshaped", "--recipes", "ddp", "--extra", "0"]
-        options += ["--algorithms", ACCURACY, "--steps", str(STEPS), "--lap", "50", "--skew", str(skew)]
-        result = compare([*options, "--repeats", str(seeds)])
-        found.append({"skew": skew, "rows": [_told(row) for row in result["rows"]]})
-        print(json.dumps({"skew": skew, **{row["recipe"]: row["accuracy"] for row in result["rows"]}}), flush=True)
+        rows = {row["recipe"]: row for one in known if one["skew"] == skew for row in one["rows"]}
+        missing = [name for name in ACCURACY if f"{name}@ring" not in rows]
+        if missing:
+            options = ["--workload", "cnn", "--data", data, "--network", "unshaped", "--steps", str(STEPS)]
+            options += ["--recipes", "" if "ddp" in rows else "ddp", "--algorithms", ",".join(missing), "--extra", "0"]
+            result = compare([*options, "--lap", "50", "--skew", str(skew), "--repeats", str(seeds)])
+            rows |= {row["recipe"]: _told(row) for row in result["rows"]}
+        order = ("ddp", *(f"{name}@ring" for name in ACCURACY))
+        found.append({"skew": skew, "rows": [rows[name] for name in order]})
+        print(json.dumps({"skew": skew, **{name: row["accuracy"] for name, row in rows.items()}}), flush=True)
     return found
+
+
+def text(seeds: int) -> list[dict[str, Any]]:
+    options = ["--workload", "gpt", "--network", "unshaped", "--recipes", "ddp", "--algorithms", TEXT, "--extra", "0"]
+    result = compare([*options, "--steps", str(TEXT_STEPS), "--lap", "20", "--repeats", str(seeds)])
+    return [
+        _told(row) | {"losses": [repeat["curve"][-1]["held_out"] for repeat in row["repeats"]]}
+        for row in result["rows"]
+    ]
 
 
 def networks(data: str, steps: int) -> list[dict[str, Any]]:
@@ -73,13 +93,15 @@ def networks(data: str, steps: int) -> list[dict[str, Any]]:
     return found
 
 
-def faults(data: str, seeds: int, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """One seed of every algorithm, then the next; `keep` has all that is known after each."""
-    found: list[dict[str, Any]] = [
+def faults(
+    data: str, seeds: int, known: list[dict[str, Any]], keep: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
+    """One seed of every algorithm, then the next, after those that are known; `keep` has all after each."""
+    found = known or [
         {"algorithm": algorithm, "codec": codec, "unharmed": [], "killed": [], "lossy": [], "kills": []}
         for algorithm, codec in FAULTY
     ]
-    for seed in range(seeds):
+    for seed in range(len(found[0]["lossy"]), seeds):
         for told in found:
             algorithm, codec = told["algorithm"], told["codec"]
             told["unharmed"].append(crew(data, algorithm, codec, seed=seed)["accuracy"])
@@ -135,6 +157,11 @@ def tables(found: dict[str, Any]) -> str:
             cells = [f"{shown(row)} | {distance(row)}" for row in (a, b)]
             lines.append(f"| `{a['recipe']}` | {' | '.join(cells)} |")
         lines.append("")
+    if found.get("text"):
+        lines += ["| row | held-out loss, gpt | apart |", "|---|---:|---:|"]
+        for row in found["text"]:
+            lines.append(f"| `{row['recipe']}` | {plus_minus(row['losses'], digits=3)} | {distance(row)} |")
+        lines.append("")
     if found.get("networks"):
         names = [row["recipe"] for row in found["networks"][0]["rows"]]
         lines.append(f"| network | {' | '.join(f'`{name}`' for name in names)} | gain |")
@@ -147,17 +174,21 @@ def tables(found: dict[str, Any]) -> str:
     if found.get("faults"):
         lines += ["| algorithm | unharmed | one of 8 killed | 1 % of letters lost |", "|---|---:|---:|---:|"]
         for one in found["faults"]:
-            cells = [f"{100 * statistics.fmean(one[kind]):.1f}" for kind in ("unharmed", "killed", "lossy")]
+            cells = [plus_minus([100 * value for value in one[kind]]) for kind in ("unharmed", "killed", "lossy")]
             lines.append(f"| `{one['algorithm']}`, `{one['codec']}` | {' | '.join(cells)} |")
     return "\n".join(lines).strip()
 
 
 def shown(row: dict[str, Any]) -> str:
-    each = [100 * value for value in row["accuracies"] if value is not None]
-    if not each:
+    return plus_minus([100 * value for value in row["accuracies"] if value is not None])
+
+
+def plus_minus(values: list[float], *, digits: int = 1) -> str:
+    """Mean and standard deviation."""
+    if not values:
         return "-"
-    spread = f" ± {statistics.stdev(each):.1f}" if len(each) > 1 else ""
-    return f"{statistics.fmean(each):.1f}{spread}"
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 
 def distance(row: dict[str, Any]) -> str:
@@ -170,7 +201,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30, help="of the timed runs")
-    parser.add_argument("--parts", default="accuracy,networks,faults")
+    parser.add_argument("--parts", default="accuracy,text,networks,faults")
     parser.add_argument("--out", type=Path)
     newest = max((ROOT / "benchmarks").glob("*-gossip.json"), default=None)
     parser.add_argument("--table", type=Path, nargs="?", const=newest)
@@ -193,11 +224,17 @@ def main() -> None:
             options.out.write_text(text)
 
     if "accuracy" in options.parts:
-        found["accuracy"] = accuracy(options.data, options.seeds)
+        found["accuracy"] = accuracy(options.data, options.seeds, found.get("accuracy", []))
+        keep(found)
+    if "text" in options.parts:
+        found["text"] = text(options.seeds)
+        keep(found)
     if "networks" in options.parts:
         found["networks"] = networks(options.data, options.steps)
     if "faults" in options.parts:
-        found["faults"] = faults(options.data, options.seeds, lambda so_far: keep({**found, "faults": so_far}))
+        found["faults"] = faults(
+            options.data, options.seeds, found.get("faults", []), lambda so_far: keep({**found, "faults": so_far})
+        )
     keep(found)
 
 

@@ -29,6 +29,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _FOREVER = timedelta(days=30)
 _LOOK_EVERY = 0.5  # seconds between two looks for ranks that want to come back
+_FAREWELL = 5.0  # seconds that all the others together may take to say goodbye
 _SIZE = torch.int64
 _ROOMS = 4  # sizes of letters for which room is kept ready on an edge
 
@@ -299,10 +300,9 @@ class _Line:
     def leave(self) -> None:
         self._out.put(None)
 
-    def join(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
+    def join(self, until: float) -> None:
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(_seconds(until))
 
     def receive(self, until: float) -> Tensor | None:
         if self._gone is not None:
@@ -337,6 +337,9 @@ class _Line:
                 self._wait(self._group.recv([size], self._other, 0))
                 now = int(size)
                 if now < 0:
+                    # Goodbye in return, at once: else who leaves first would have a thread in gloo when its Python
+                    # ends, which aborts the process.
+                    self.leave()
                     raise RuntimeError("it has left")
                 work, letter = laid_out.pop(now) if now in laid_out else self._room_for(now)
                 self._wait(work)
@@ -365,8 +368,9 @@ def _say_goodbye(edges: dict[int, _Line], ended: threading.Event) -> None:
     edges.clear()
     for line in lines:
         line.leave()
+    until = time.monotonic() + _FAREWELL
     for line in lines:
-        line.join(5.0)
+        line.join(until)
 
 
 def _tag(size: int) -> int:
