@@ -1,18 +1,20 @@
 """How far the simulator scales, and what it says of large networks.
 
-    python benchmarks/simulate.py [--parts scale,cost,pages] [--steps 200] [--out FILE]
+    python benchmarks/simulate.py [--parts scale,cost,learned,pages] [--steps 200] [--out FILE]
     python benchmarks/simulate.py --parts faithful --measured benchmarks/DATE-gossip.json --data DIR [--out FILE]
     python benchmarks/simulate.py --table [FILE]            writes the tables of docs/internet-scale.md
 
 `scale` trains 64, 256 and 1,024 workers (DCD, 4 bits, exponential graph, 100 k parameters), a process for each number.
-`cost` reckons 100,000 workers for 100 steps. `pages` is what docs/internet-scale.md shows: milliseconds a step for 8 to
-10,000 workers on three networks, without training.
+`cost` reckons 100,000 workers for 100 steps. `learned` trains 8, 32 and 128 workers until a held-out loss (a small
+model on drawn digits): how many steps each way needs, in which no clock has a say. `pages` is what
+docs/internet-scale.md shows: milliseconds a step for 8 to 10,000 workers on three networks, without training.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import subprocess
 import sys
@@ -27,6 +29,8 @@ CODEC = "min_max:4,block=512"
 NETWORKS = ("data-centre", "three-regions", "home-1000")
 WORKERS = (8, 32, 128, 512, 2048, 10_000)
 PARAMETERS = 25_600_000
+LEARNED, TARGET, MOST_STEPS, LAP = (8, 32, 128), 1.15, 240, 4
+THREADS = 32  # workers up to which recipes learn in reasonable time: they need a thread each
 ALGORITHMS, RECIPES = ("dpsgd", "dcd:4", "choco:sign"), ("ddp", "two-shot-4", "two-shot-1", "threshold-k")
 
 
@@ -60,6 +64,26 @@ def cost() -> dict[str, Any]:
     )  # fmt: skip
     keys = ("virtual_seconds", "real_seconds", "bytes", "peak_memory_bytes")
     return {"workers": 100_000, "steps": 100, **{key: told[key] for key in keys}}
+
+
+def learned() -> list[dict[str, Any]]:
+    found = []
+    for workers in LEARNED:
+        steps: dict[str, int | None] = {}
+        for topology in ("ring", "exponential"):
+            steps |= _steps_to_target(workers, algorithms=ALGORITHMS, topology=topology)
+        steps |= _steps_to_target(workers, algorithms=(), recipes=RECIPES if workers <= THREADS else RECIPES[:1])
+        found.append({"workers": workers, "target": TARGET, "most": MOST_STEPS, "steps": steps})
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def _steps_to_target(workers: int, **way: Any) -> dict[str, int | None]:
+    told = simulate(Settings(workers=workers, network="data-centre", steps=MOST_STEPS, lap=LAP, growth=False, **way))
+    return {
+        row["recipe"]: next((point["step"] for point in row["curve"] if point["held_out"] <= TARGET), None)
+        for row in told["rows"]
+    }
 
 
 def pages() -> list[dict[str, Any]]:
@@ -119,19 +143,40 @@ def tables(found: dict[str, Any]) -> str:
             cells = [_cell(row["step_ms"].get(name), least) for name in names]
             lines.append(f"| {row['workers']:,} | {' | '.join(cells)} |")
         lines.append("")
+    if "learned" in found:
+        lines += ["### Until the same loss", *_until_the_loss(found)]
     return "\n".join(lines).strip()
 
 
-def _cell(value: float | None, least: float) -> str:
+def _until_the_loss(found: dict[str, Any]) -> list[str]:
+    """Steps needed times milliseconds a step, in minutes."""
+    names = list(found["pages"][0]["step_ms"])
+    lines = ["", f"| network | workers | {' | '.join(f'`{name}`' for name in names)} |"]
+    lines.append("|---|---:|" + "---:|" * len(names))
+    for one in found["learned"]:
+        cells = [_cell(one["steps"].get(name), math.inf) for name in names]
+        lines.append(f"| *steps* | {one['workers']:,} | {' | '.join(cells)} |")
+    for network in NETWORKS:
+        for one in found["learned"]:
+            row = next(r for r in found["pages"] if (r["network"], r["workers"]) == (network, one["workers"]))
+            known = {name: one["steps"][name] for name in names if one["steps"].get(name)}
+            minutes = {name: steps * row["step_ms"][name] / 6e4 for name, steps in known.items()}
+            least = min(minutes.values())
+            cells = [_cell(minutes.get(name), least, digits=2) for name in names]
+            lines.append(f"| {network} | {one['workers']:,} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(value: float | None, least: float, *, digits: int = 0) -> str:
     if value is None:
         return "-"
-    said = f"{value:,.0f}"
+    said = f"{value:,.{digits}f}"
     return f"**{said}**" if value == least else said
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="scale,cost,pages")
+    parser.add_argument("--parts", default="scale,cost,learned,pages")
     parser.add_argument("--steps", type=int, default=200, help="of scale")
     parser.add_argument("--measured", type=Path, help="of faithful: what benchmarks/gossip.py wrote")
     parser.add_argument("--data", help="of faithful: the folder with Fashion-MNIST")
@@ -153,6 +198,8 @@ def main() -> None:
         found["scale"] = scale(options.steps)
     if "cost" in options.parts:
         found["cost"] = cost()
+    if "learned" in options.parts:
+        found["learned"] = learned()
     if "faithful" in options.parts:
         found["faithful"] = faithful(options.measured, options.data, options.compute_ms)
     if "pages" in options.parts:
