@@ -27,6 +27,7 @@ from .mail import mail_at
 from .memory import Memory, error_feedback, momentum_correction
 from .presets import PRESETS
 from .recipe import Recipe, chain, parse
+from .study import study  # the function takes the name of its package: see there
 from .topology import Topology, complete, exponential, from_graph, one_peer_exponential, ring, star, torus
 
 __version__ = "0.1.0"
@@ -84,6 +85,7 @@ __all__ = [
     "shared_top_k",
     "sign",
     "star",
+    "study",
     "terngrad",
     "theory",
     "threshold_k",

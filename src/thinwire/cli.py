@@ -14,6 +14,7 @@ from . import __version__
 from .cli_files import check_writable, write_json
 from .cli_plan import plan, probe
 from .cli_simulate import simulate
+from .cli_study import study_app
 from .errors import ThinwireError
 
 # Typer carries click inside or beside it, depending on its version; its own exceptions lead to the base class.
@@ -219,6 +220,7 @@ def doctor(
 app.command()(probe)
 app.command()(plan)
 app.command()(simulate)
+app.add_typer(study_app, name="study")
 
 
 def main() -> None:
