@@ -102,6 +102,31 @@ def test_lost_letters_do_not_move_the_mean(algorithm: str, codec: str) -> None:
     assert moved < 0.02
 
 
+class LosesOne(LocalMail):
+    """Loses the tenth letter from rank 0 to rank 1."""
+
+    begun, letters = False, 0
+
+    def send(self, peer: int, letter: Tensor) -> None:
+        self.letters += self.begun and (self.rank, peer) == (0, 1)
+        if self.letters != 10 or (self.rank, peer) != (0, 1):
+            super().send(peer, letter)
+
+
+@pytest.mark.parametrize(("algorithm", "codec", "rounds"), [("dpsgd", "fp32", 1), ("dcd", "min_max:4,block=64", 2)])
+def test_a_lost_letter_costs_its_round_and_one_more_where_copies_are_kept(
+    algorithm: str, codec: str, rounds: int
+) -> None:
+    """The round that brings the snapshot counts again, for both ends; the end that got its letter takes one back."""
+    mails = [LosesOne(mail.rank, mail._boxes) for mail in LocalMail.of(4)]
+    results = _run(mails, 30, deadline=20.0, algorithm=algorithm, codec=codec)
+    counts = [optimizer._rounds.counts for _, optimizer in results]
+    assert [one.lost for one in counts] == [0, 1, 0, 0]
+    assert [one.skipped for one in counts] == [rounds - 1, rounds, 0, 0]
+    assert [one.undone for one in counts] == [1, 0, 0, 0]
+    assert [one.resyncs for one in counts] == [rounds - 1, 0, 0, 0]
+
+
 def test_training_reaches_its_goal_with_lost_letters() -> None:
     """2 % lost: as near to the best model as without any loss."""
     targets = torch.stack(goals(4, NUMEL))
