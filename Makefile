@@ -2,6 +2,8 @@
 # make test       what continuous integration runs: lint, types, tests, doctests
 # make test-all   the same and the slow proofs
 # make demo       see it work
+# make reproduce-NAME   measure again what a paper claims and build docs/reproductions/NAME.md, up to 20 minutes;
+#                       NAME is top-k, global-qsgd, flexible or decentralized
 
 # A python3.11 that is found may still be a shim that cannot run, so run it.
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
@@ -9,7 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo network-tools browser test test-all lint format clean
+REPRODUCTIONS := reproduce-top-k reproduce-global-qsgd reproduce-flexible reproduce-decentralized
+
+.PHONY: setup demo network-tools browser test test-all lint format clean $(REPRODUCTIONS)
 
 setup: $(STAMP)
 	@:
@@ -29,6 +33,9 @@ demo: setup network-tools
 	$(BIN)/thinwire compare --steps 30 --lap 5 --network 100mbit,1ms \
 		--recipes ddp,auto,torch-fp16,torch-powersgd:4,two-shot-4,two-shot-1,threshold-k,ar-top-k \
 		--json demo.json --report demo.html
+
+$(REPRODUCTIONS): reproduce-%: setup network-tools
+	$(BIN)/python benchmarks/reproduce.py $*
 
 # What pip cannot install. Without them the network is paced in the workers, and the browser tests are skipped.
 network-tools:

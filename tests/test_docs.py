@@ -29,7 +29,7 @@ from thinwire.recipe import STAGES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "thinwire"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODECS_PAGE = ROOT / "docs" / "codecs.md"
 DDP_PAGE = ROOT / "docs" / "ddp.md"
 KERNELS_PAGE = ROOT / "docs" / "kernels.md"

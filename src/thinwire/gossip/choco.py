@@ -47,9 +47,10 @@ class Choco(Node):
 
 
 def default_consensus_step(codec: Codec, numel: int) -> float:
-    """The square of what the codec keeps of normal numbers: about 1 for 4 bits, 0.4 for signs, 0.05 for the top 1 %.
+    """The square of what the codec keeps of normal numbers: about 1 for 4 bits, 0.4 for signs, 0.007 for the top 1 %.
 
-    Close to what was found best by search for each of these; the proven step sizes are many times smaller.
+    Close to what was found best by search for the first two; for the top 1 % a search found 0.2 better
+    (docs/reproductions/decentralized.md). The proven step sizes are many times smaller.
 
     >>> from thinwire.codecs import min_max, sign
     >>> round(default_consensus_step(min_max(4), 1 << 16), 2), round(default_consensus_step(sign(512), 1 << 16), 2)

@@ -219,7 +219,6 @@ class Rounds:
             letter = edge.held.pop(0) if edge.held else self.next_letter(edge, until)
             if letter is None:
                 self._missed(edge)
-                self._lose_track(edge)
                 return None
             if letter.kind != Kind.ROUND and letter.round >= self.round:  # it averages already: its letter is lost
                 edge.held.insert(0, letter)
@@ -238,7 +237,8 @@ class Rounds:
             if letter.round > self.round:  # that of this round is lost
                 edge.held.insert(0, letter)
                 self.counts.lost += 1
-                self._lose_track(edge)
+                if self.node.tracks and self.node.views.each:
+                    edge.valid = False  # nobody knows what it said: ask for a snapshot now, not one letter later
                 return None
             if self._follows(edge, letter):  # late: its round is over, but what it says is still true
                 self.node.views.absorb({edge.peer: letter.message}, self.node.codec, *self.node.blend(letter.round))
@@ -266,11 +266,6 @@ class Rounds:
             _log.warning("round %d: the copy of rank %d's model is not what it should be", self.round, edge.peer)
         edge.last = letter.round
         return edge.valid
-
-    def _lose_track(self, edge: Edge) -> None:
-        """What a missing letter said is unknown: ask for a snapshot with the next letter already, not the one after."""
-        if self.node.tracks and self.node.views.each and not edge.entering:
-            edge.valid = False
 
     def _same_view(self, edge: Edge, letter: Letter) -> bool:
         return kernels.checksum(self.node.views.of(edge.peer).view(torch.uint8)) == letter.view_checksum
