@@ -161,7 +161,7 @@ def ran(found: Mapping[str, Any]) -> str:
     file = f" from `benchmarks/{found['file']}`" if found.get("file") else ""
     date = f" on {found['date']}" if found.get("date") else ""
     lines = [
-        f"Made by `make reproduce-{found['name']}`; every number below is read{file}, measured{date} in "
+        f"Made by `make reproduce-{found['name']}`, part by part; every number below is read{file}, measured{date} in "
         f"{_time(sum(seconds.values()))} ({parts}).",
         f"{'Seeds' if len(seeds) > 1 else 'Seed'} {', '.join(map(str, seeds))}; "
         "± is half the 95 % interval of the mean over the seeds (Student's t), bands and whiskers are that interval.",
