@@ -5,44 +5,18 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from reproductions.flexible_published import SIZES, cells
 
 from thinwire.plan import textbook
 from thinwire.plan.textbook import Line
 
-# Table VI of arXiv 2312.02493: milliseconds of all-gather, ring and tree; 8 workers, 1 ms. The last model is printed as
-# a ViT, but its numbers belong to 132.9 M parameters.
-SIZES = {"ResNet18": 11_689_512, "ResNet50": 25_557_032, "AlexNet": 61_100_840, "ViT": 132_863_336}
-PUBLISHED = {
-    ("ResNet18", 0.1): ((54, 35, 43.2), (107.76, 52.5, 76.3), (526.3, 194.7, 345.6)),
-    ("ResNet18", 0.01): ((7.66, 18.1, 12.2), (13.83, 20.8, 16.1), (51.93, 34.1, 41.9)),
-    ("ResNet18", 0.001): ((3.28, 16.7, 9), (4.25, 17.9, 10.1), (8.86, 19.5, 12.8)),
-    ("ResNet50", 0.1): ((115.1, 52.9, 83.4), (232, 94.7, 156.2), (1148, 405.5, 745)),
-    ("ResNet50", 0.01): ((14.35, 20.3, 15.9), (28.1, 26.1, 24.2), (126.5, 58.8, 83.7)),
-    ("ResNet50", 0.001): ((4.65, 18.1, 10), (5.3, 17.8, 10.5), (14.35, 21, 16.1)),
-    ("AlexNet", 0.1): ((271.8, 106.8, 180.4), (544.5, 200.4, 354.8), (2718.7, 964.4, 1778)),
-    ("AlexNet", 0.01): ((32.73, 25.2, 25.8), (61.75, 34.8, 42.6), (282.7, 111.8, 186.8)),
-    ("AlexNet", 0.001): ((6, 18.6, 11.1), (8.92, 19.3, 13.1), (31.33, 27, 27.3)),
-    ("ViT", 0.1): ((592.77, 238.6, 401.2), (1206, 424.3, 779.1), (5973, 2047, 3852)),
-    ("ViT", 0.01): ((68.48, 36.2, 46.2), (127.45, 58, 86.2), (601.8, 222.8, 385.2)),
-    ("ViT", 0.001): ((9.15, 19.2, 12.9), (15.3, 21.4, 16.9), (59.68, 36.7, 44.4)),
-}
-WAYS = ("gather", "ring", "tree")
-
-
-def cells() -> list[tuple[str, float, float, tuple[float, ...]]]:
-    return [
-        (model, ratio, gigabits, row)
-        for (model, ratio), rows in PUBLISHED.items()
-        for gigabits, row in zip((10, 5, 1), rows, strict=True)
-    ]
-
 
 def test_the_published_winners_are_reproduced() -> None:
     right = 0
-    for model, ratio, gigabits, row in cells():
-        line = Line.of(milliseconds=1, gigabits=gigabits)
-        right += textbook.top_k_winner(line, 4 * SIZES[model], ratio, 8) == WAYS[row.index(min(row))]
-    assert len(cells()) == 36
+    for cell in cells():
+        line = Line.of(milliseconds=1, gigabits=cell.gigabits)
+        right += textbook.top_k_winner(line, 4 * SIZES[cell.model], cell.ratio, 8) == cell.winner
+    assert len(list(cells())) == 36
     assert right == 36
 
 
