@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .cli_bar import Bar
 from .cli_files import check_writable, write_json
 
 
@@ -94,7 +95,7 @@ def simulate(
     for option, target in (("--json", json_file), ("--report", report)):
         if target is not None:
             check_writable(target, option=option)
-    with _Bars(settings.names, steps=steps, shown=learn and not quiet) as show:
+    with Bar("simulating", steps=steps * len(settings.names), shown=learn and not quiet) as show:
         result = run(settings, on_event=show, command=f"thinwire {shlex.join(sys.argv[1:])}")
     if json_file != "-":
         _print(result)
@@ -105,27 +106,6 @@ def simulate(
 
         write_report(result, report)
         typer.echo(f"report: {Path(report).resolve()}", err=True)
-
-
-class _Bars:
-    """How far the row is that trains now."""
-
-    def __init__(self, names: tuple[str, ...], *, steps: int, shown: bool) -> None:
-        self._steps, self._shown = steps * len(names), shown
-        self._bar: Any = None
-
-    def __enter__(self) -> Any:
-        if self._shown:
-            self._bar = typer.progressbar(length=self._steps, label="simulating", file=sys.stderr).__enter__()
-        return self._show
-
-    def __exit__(self, *what: Any) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*what)
-
-    def _show(self, event: dict[str, Any]) -> None:
-        if self._bar is not None and event["event"] == "step":
-            self._bar.update(1)
 
 
 def _print(result: dict[str, Any]) -> None:

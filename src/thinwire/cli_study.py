@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from .cli_bar import Bar
 from .cli_files import check_writable, write_json
 from .cli_selectors import selectors
 from .errors import OptionError
@@ -87,7 +88,7 @@ def gradients(
         if target is not None:
             check_writable(target, option=option)
     command = f"thinwire {shlex.join(sys.argv[1:])}"
-    with _Bar(steps * len(settings.recipes), shown=not quiet) as show:
+    with Bar("training", steps=steps * len(settings.recipes), shown=not quiet) as show:
         result = study_gradients(settings, on_event=show, command=command)
     if json_file != "-":
         typer.echo(summary(result))
@@ -101,27 +102,6 @@ def gradients(
 
 
 study_app.command()(selectors)
-
-
-class _Bar:
-    """How far the training is; it begins with the first step, so that an error before it is one line."""
-
-    def __init__(self, length: int, *, shown: bool) -> None:
-        self._length, self._shown = length, shown
-        self._bar: Any = None
-
-    def __enter__(self) -> Any:
-        return self._show
-
-    def __exit__(self, *what: Any) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*what)
-
-    def _show(self, event: dict[str, Any]) -> None:
-        if self._bar is None and self._shown:
-            self._bar = typer.progressbar(length=self._length, label="training", file=sys.stderr).__enter__()
-        if self._bar is not None:
-            self._bar.update(1)
 
 
 def _numbers(text: str, option: str, kind: type[int] | type[float]) -> list[float]:

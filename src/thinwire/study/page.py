@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from ..bench.report import figures
 from ..bench.report.curves import styles
-from ..bench.report.markup import escape, script_json, tag
+from ..bench.report.markup import escape, policy, script_json, tag
 from ..bench.report.tables import facts
 from ..errors import OptionError
 from . import draw
@@ -36,14 +34,11 @@ def render_page(result: Mapping[str, Any]) -> str:
     """
     rows = _checked(result)
     colours = [str(style["colour"]) for style in styles(rows)]
-    script = _asset(__package__, "study.js")
-    # Nothing may be fetched, and no script runs but this one, even if some text should ever escape its escaping.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    script = _asset("thinwire.bench.report", "theme.js")
     style = _asset("thinwire.bench.report", "report.css") + _asset(__package__, "study.css")
     head = (
         '<meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy(script))}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(result['headline'])} - thinwire</title>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import math
@@ -39,6 +41,18 @@ def script_json(value: Any) -> str:
     """
     text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def policy(script: str) -> str:
+    """The content policy of a page with one script: nothing is fetched and no other script runs.
+
+    Not even if some text should ever escape its escaping.
+
+    >>> policy("")[:18]
+    "default-src 'none'"
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def _finite(value: Any) -> Any:

@@ -1,6 +1,8 @@
-// The theme button and the download; everything else on the page needs no script.
+// What every page has: the theme button and the download.
 (() => {
   const byId = (id) => document.getElementById(id);
+
+  // theme: the system's, until the button says otherwise; a file may not be allowed to remember it
   const root = document.documentElement;
   const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const name = () => { byId("theme").textContent = dark() ? "light" : "dark"; };
@@ -12,6 +14,8 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
   name();
+
+  // download: the text as it stands in this file
   const blob = new Blob([byId("result").textContent], { type: "application/json" });
   byId("download").href = URL.createObjectURL(blob);
 })();
