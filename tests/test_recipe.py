@@ -265,7 +265,7 @@ REFUSED = {
     "natural|all_reduce": "use bf16, all_gather or two_shot",
     "random_k:0.1,shared=false|all_reduce": "write random_k:0.1, or use all_gather",
     "random_k:0.1|qsgd:4|all_reduce": "write random_k:0.1|bf16, or use all_gather",
-    "top_k:0.01|two_shot": "use all_gather, or shared_top_k",
+    "top_k:0.01|two_shot": "write top_k:0.01|two_shot:feedback=true, or use all_gather or shared_top_k",
     "low_rank|two_shot": "low_rank needs the whole matrix: use all_reduce",
     "bf16|two_shot:4": "write two_shot without a number",
     "rotated:3|two_shot:8": "bits must be 1, 2, 3 or 4",
@@ -305,7 +305,7 @@ def test_what_a_refusal_says_to_write_is_accepted(text: str) -> None:
         return
     fix = sentence.split("write ")[-1].split(" alone")[0].split(", or ")[0]
     stages = text.split("|")
-    if fix.split("|")[-1].split(":")[0] not in ("all_gather", "all_reduce", "shared_top_k"):
+    if fix.split("|")[-1].split(":")[0] not in ("all_gather", "all_reduce", "shared_top_k", "two_shot"):
         fix += "|" + stages[-1]
     if "contraction" in sentence:
         fix = f"{stages[0]}|{fix}"

@@ -31,7 +31,7 @@ _LEAD = 10  # seconds in which workers are started, before the first step
 C1_SECONDS = (7, 40, 40, 25)
 C2_SECONDS = (4, 4, 5, 6, 9, 25, 25, 9, 6, 5, 4, 4)
 SECONDS = {"C1": C1_SECONDS, "C2": C2_SECONDS}
-STEPS = {"C1": 70, "C2": 125}
+STEPS = {"C1": 50, "C2": 115}
 SPARSE = {"AR": "ef|top_k:{:g}|shared_top_k", "AG": "ef|threshold_k:{:g}|bf16|all_gather"}
 
 
@@ -138,7 +138,7 @@ def _compare(settings: Settings, on_event: Any = lambda event: None) -> dict[str
 
 def leaders(options: Options) -> dict[str, Any]:
     """Dense, all-gather, STAR and VAR at two densities, on shards that are alike and on skewed ones."""
-    steps, look = (12, 6) if options.quick else (160, 20)
+    steps, look = (12, 6) if options.quick else (140, 20)
     data = None if options.quick else options.data
     recipes = ["dense", *(one.format(density) for density in DENSITIES for one in TOP_K.values())]
     jobs = [

@@ -22,6 +22,7 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "gaussian-k": "ef|gaussian_k:0.01|bf16|all_gather",
         "threshold-k": "ef|threshold_k:0.01|bf16|all_gather",
         "top-k": "ef|top_k:0.01|bf16|all_gather",
+        "two-shot-top-k": "ef|top_k:0.01|bf16|two_shot:feedback=true",
         "ar-top-k": "ef|top_k:0.01|shared_top_k",
         "ar-top-k-var": "ef|top_k:0.01|shared_top_k:norm",
         "dgc": "momentum_correction|dgc_k:0.01|bf16|all_gather",

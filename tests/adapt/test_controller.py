@@ -1,7 +1,7 @@
 """Decisions in simulated trainings, against the best fixed choice in hindsight; and rules that hold in every one.
 
-The controller was developed on the scenarios of seeds 0 to 39, and, after a first run on them had shown a mistake, on
-those from 1000 on. Those from 2000 on were run once, at the end.
+The controller was developed on the scenarios of seeds 0 to 39, then on those from 1000 and from 2000 on, which were
+fresh once and showed what was wrong. Those from 3000 on were run once, at the end: mean 0.973, worst 1.106.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_it_is_about_as_good_as_the_best_fixed_choice(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 1000, 2000])
+@pytest.mark.parametrize("first", [0, 1000, 2000, 3000])
 def test_forty_scenarios(first: int) -> None:
     costs = [cost_over_best(Scenario(seed)) for seed in range(first, first + 40)]
     assert statistics.fmean(costs) <= 1.0, costs

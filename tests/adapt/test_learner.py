@@ -45,6 +45,15 @@ def test_a_change_is_noticed_within_a_few_steps() -> None:
     assert learner.mbit == pytest.approx(1000, rel=0.3)
 
 
+def test_steps_that_agree_are_believed_at_once() -> None:
+    for agree, jumps in ((None, False), (False, False), (True, True)):
+        learner = Learner(latency=1e-4, byte_seconds=8e-9)
+        for _ in range(10):
+            learner.take_line(seconds=0.15, latency_share=0.0, expected=0.15, steady=agree)
+        assert learner.take_line(seconds=3.0, latency_share=0.0, expected=0.15, steady=agree) == jumps
+        assert learner.mbit == pytest.approx(50 if jumps else 1000, rel=0.1)
+
+
 def test_single_outliers_move_nothing() -> None:
     dice, learner = random.Random(2), Learner(latency=1e-3, byte_seconds=8e-8)
     for step in range(200):

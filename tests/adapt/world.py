@@ -1,4 +1,4 @@
-"""A training on a network that changes, without processes: hidden truth, noisy observations, decisions that come late.
+"""A training on a network that changes, without processes: hidden truth, noisy observations, decisions a round late.
 
 The truth differs from what the controller assumes: every family has a factor of its own, codecs are faster or slower
 than measured, steps are noisy, some are far off, energy kept changes while training.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from thinwire.adapt import Auto, auto
+from thinwire.adapt.agreement import Agreement, Alarm, steady
 from thinwire.adapt.candidates import DENSITIES
 from thinwire.adapt.controller import Controller
 from thinwire.adapt.learner import Learner, Learnt
@@ -19,7 +23,6 @@ from thinwire.adapt.outlook import Outlook
 from thinwire.plan.devices import Device, Speed
 from thinwire.plan.workload import Profile, of_size
 
-LATE = 2  # steps until a decision is carried out
 GPU, CPU = Speed(10e-6, 8e-12), Speed(5e-6, 0.8e-9)
 Line = tuple[float, float]  # seconds, seconds a byte
 
@@ -125,36 +128,60 @@ class World:
         )
         controller = Controller(self.options, scenario.assumed, learner, workers=scenario.workers, clock=lambda: 0.0)
         controller.meet(scenario.profile, self.kinds)
-        run = Run(controller)
-        queue = [controller.first(scenario.profile.forward)] * (LATE + 1)
-        profile, wait = scenario.profile, 0
+        run, agreement, alarm = Run(controller), Agreement(controller.decision), Alarm()
+        agreement.take(0, 0, controller.first(scenario.profile.forward))
+        decided, ran, steps = controller.decision, agreement.for_step(0), list[Step]()
+        latest: deque[float] = deque(maxlen=3)
         for step in range(scenario.steps):
-            decision = queue.pop(0)
-            choice = decision.choice[0]
-            seconds, under_way = self.step(step, choice, decision.canary)
+            if agreement.waits(step):
+                seen, said = self._seen(step, steps, latest, noise), decided
+                hurry = alarm.rings([latest[-1] if latest else 0.0], step=seen.seconds)
+                controller.observe(seen, ran=ran)
+                decided, steps = controller.decide(step), []
+                if agreement.take(agreement.round, step, decided if hurry else said, soon=hurry):
+                    latest.clear()
+            now = agreement.for_step(step)
+            ran = now if now.canary is not None or not steps else ran
+            choice = now.choice[0]
+            seconds, under_way = self.step(step, choice, now.canary)
             pause = 3.0 if dice.random() < scenario.outliers else 1.0
             taken = seconds * noise() * pause
             run.costs.append(seconds / self.worth(step, choice))  # without noise, which hits every choice alike
             run.seconds += taken
             run.choices.append(choice)
-            wait -= 1
-            canary = None if decision.canary is None else under_way * noise()
-            seen = Observation(
-                step=step + 1,
-                steps=1 if canary is None else 0,
-                seconds=taken - profile.rest,
-                forward=profile.forward * noise(),
-                backward=profile.backward * noise(),
-                rest=profile.rest,
-                exchange=under_way * noise() * pause,
-                ready=tuple(bucket.ready for bucket in profile.buckets),
-                trip=scenario.trace[step][0] * noise(),
-                canary=canary,
-                curve=scenario.curve(step) if step % 25 == 0 else None,
-            )
-            controller.observe(seen, ran=decision)
-            queue.append(controller.decide(step + 1))
+            steps.append(Step(taken, under_way * noise() * pause, canary=now.canary is not None))
+            if now.canary is None:
+                latest.append(steps[-1].exchange)
         return run
+
+    def _seen(self, step: int, steps: list[Step], latest: deque[float], noise: Callable[[], float]) -> Observation:
+        """What the ranks tell each other of the steps before this one."""
+        profile, plain = self.scenario.profile, [one for one in steps if not one.canary]
+        canaries = [one.exchange for one in steps if one.canary]
+        count = max(1, len(plain))
+        return Observation(
+            step=step,
+            steps=len(plain),
+            seconds=sum(one.seconds for one in plain) / count - profile.rest,
+            forward=profile.forward * noise(),
+            backward=profile.backward * noise(),
+            rest=profile.rest,
+            exchange=statistics.median_low(latest) if plain else 0.0,
+            steady=steady(latest),
+            ready=tuple(bucket.ready for bucket in profile.buckets),
+            trip=self.scenario.trace[step - 1][0] * noise(),
+            canary=canaries[0] if canaries else None,
+            curve=self.scenario.curve(step) if any(one % 25 == 0 for one in range(step - len(steps), step)) else None,
+        )
+
+
+@dataclass
+class Step:
+    """One step as it was measured."""
+
+    seconds: float
+    exchange: float
+    canary: bool
 
 
 @dataclass

@@ -67,6 +67,8 @@ DENSE_CODE_RECIPES = [
     "rotated:3|two_shot:4",
     "ef|rotated:2|two_shot:4,feedback=true",
     "ef|sign|two_shot",
+    "ef|top_k:0.05|bf16|two_shot:feedback=true",
+    "ef|threshold_k:0.1|two_shot:feedback=true",
     "min_max:8|two_shot:6,feedback=true",
 ]
 RECIPES = [

@@ -20,8 +20,23 @@ from thinwire.adapt.agreement import Decision
 
 Pools = Callable[[int], Pool]
 STEPS = 16
-TOUR = ["threshold-k 1.1 %", "dense", "two-shot-4", "ar-top-k 3.3 %", "bf16", "threshold-k 10 %", "global-qsgd-8"]
-EXACT = ["threshold-k 1.1 %", "dense", "ar-top-k 3.3 %", "threshold-k 10 %"]  # those that lose nothing
+TOUR = [
+    "threshold-k 1.1 %",
+    "dense",
+    "two-shot-4",
+    "ar-top-k 3.3 %",
+    "bf16",
+    "threshold-k 10 %",
+    "two-shot-top-k 10 %",
+    "global-qsgd-8",
+]
+EXACT = [
+    "threshold-k 1.1 %",
+    "dense",
+    "ar-top-k 3.3 %",
+    "two-shot-top-k 10 %",
+    "threshold-k 10 %",
+]  # those that lose nothing
 
 
 def follow(link: thinwire.Link, script: list[tuple[str, str | None]]) -> None:

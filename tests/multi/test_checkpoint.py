@@ -18,7 +18,7 @@ from thinwire import Link
 from thinwire.errors import StateError
 
 Pools = Callable[[int], Pool]
-RECIPES = ["threshold-k", "top-k", "dgc", "ar-top-k", "two-shot-2-ef", "powersgd-4", "global-qsgd-8"]
+RECIPES = ["threshold-k", "top-k", "dgc", "ar-top-k", "two-shot-2-ef", "two-shot-top-k", "powersgd-4", "global-qsgd-8"]
 SECOND_SHOT = "rotated:2|two_shot:3,feedback=true"  # owes what its second shot kept back, and has no memory else
 OWING = [*(recipe for recipe in RECIPES if recipe != "global-qsgd-8"), SECOND_SHOT]
 

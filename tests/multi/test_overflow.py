@@ -34,6 +34,7 @@ PRESETS = {
     "two-shot-4": 2,
     "two-shot-2-ef": 3,
     "two-shot-1": 3,
+    "two-shot-top-k": 3,
     "gaussian-k": 2,
     "threshold-k": 3,
     "top-k": 2,

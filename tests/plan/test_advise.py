@@ -61,7 +61,10 @@ def test_every_recipe_has_a_price(name: str) -> None:
     text, exactness, biased = statistical_price(name, 1 << 20)
     assert text
     assert 0 <= exactness <= 1
-    assert biased == (name in {"gaussian-k", "threshold-k", "top-k", "ar-top-k", "ar-top-k-var", "dgc", "powersgd-4"})
+    assert biased == (
+        name
+        in {"gaussian-k", "threshold-k", "top-k", "ar-top-k", "ar-top-k-var", "two-shot-top-k", "dgc", "powersgd-4"}
+    )
 
 
 def test_two_bits_cost_more_than_four() -> None:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from ..errors import ExchangeError
 
 KINDS = ("large", "embeddings", "small")  # of buckets, each with a candidate of its own
-_HEAD = 2  # round, step
+_SUDDEN = 1.4  # times as long or as short as in the round before
+_FELT = 0.25  # of a step
+_ALERT = 3  # rounds that then come after one step each
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,17 @@ class Agreement:
         self.due = 0  # the first step that needs it
         self._canary_step = -1
 
-    def take(self, number: int, step: int, decision: Decision) -> bool:
-        """The round that was gathered before `step`: whether it was news. Twice the same is taken once."""
+    def take(self, number: int, step: int, decision: Decision, *, soon: bool = False) -> bool:
+        """The round that was gathered before `step`: whether it was news. Twice the same is taken once.
+
+        With `soon` the next round follows one step later, whatever the decision says.
+        """
         if number < self.round:
             return False
         if number > self.round:
             raise ExchangeError(f"round {self.round} of auto is missing and {number} has come: restart all ranks")
         self.round += 1
-        self.due = step + max(1, decision.every)
+        self.due = step + (1 if soon else max(1, decision.every))
         self._canary_step = step
         news = decision.number != self.current.number
         self.current = decision
@@ -98,6 +103,45 @@ class Agreement:
         if decision.canary is not None and step != self._canary_step:
             return Decision(decision.number, decision.choice, decision.every)
         return decision
+
+
+def steady(exchange: Sequence[float], *, enough: int = 3) -> bool | None:
+    """Whether the last steps agree on how long messages take; None if they are too few to tell.
+
+    >>> steady([1.0, 1.1, 0.9]), steady([1.0, 1.0, 9.0]), steady([1.0])
+    (True, False, None)
+    """
+    return None if len(exchange) < enough else max(exchange) < _SUDDEN * min(exchange)
+
+
+class Alarm:
+    """Whether messages suddenly take another time. Told from numbers that all ranks have, so all ranks say the same.
+
+    A step on a line that has become slow may take ten times as long: to wait for a round that was set at the old pace
+    would cost more than all that is decided in it.
+
+    >>> alarm = Alarm()
+    >>> [alarm.rings([seconds, 2 * seconds], step=0.6) for seconds in (0.1, 0.16, 0.5, 0.5, 0.5, 0.5)]
+    [False, False, True, True, True, False]
+    """
+
+    def __init__(self) -> None:
+        self._usual = 0.0
+        self._alert = 0
+
+    def rings(self, exchange: Sequence[float], *, step: float) -> bool:
+        """Given how long each rank had messages under way in its last step, of which who waited least tells the line.
+
+        `step`: what a step takes. Where messages are a small part of it, they are soon twice as long and tell nothing.
+        """
+        before, now = self._usual, min(exchange)
+        self._alert = max(0, self._alert - 1)
+        if now > 0:  # else there was no step to be timed
+            self._usual = now
+            sudden = before > 0 and not 1 / _SUDDEN < now / before < _SUDDEN
+            if sudden and abs(now - before) > _FELT * step:
+                self._alert = _ALERT
+        return self._alert > 0
 
 
 def check_rows(rows: Sequence[Sequence[float]], *, number: int) -> None:

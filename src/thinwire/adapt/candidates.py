@@ -1,8 +1,8 @@
 """What `auto` chooses from, and what each candidate is worth: the share of a dense step's progress that its step makes.
 
 Unbiased codecs lose little: their noise averages out over steps, as the noise of small batches does. `NOISE` is how
-much of a variance is felt: one bit there and back (variance 0.71 of the mean) cost 0.2 % of the loss in
-benchmarks/losses_quantized.json and 2.9 % more steps in benchmarks/2026-11-16-compare-100mbit.json. Sparse ones are
+much of a variance is felt: one bit there and back (variance 0.71 of the mean) cost 2.9 % more steps in
+benchmarks/2026-11-16-compare-100mbit.json and 0.2 % of the loss in benchmarks/losses_quantized.json. Sparse ones are
 worth the energy of the mean gradient that they keep, times `LATE`: the rest is sent too, but later, and under Adam it
 then counts for less.
 """
@@ -21,7 +21,7 @@ from ..presets import PRESETS
 from ..recipe import Recipe, parse
 
 DENSITIES = (0.1, 0.033, 0.011, 0.004, 0.001)
-NOISE = 0.1
+NOISE = 0.04
 LATE = 0.6  # as in `plan/advise.py`
 Objective = Literal["time_to_quality", "step_time"]
 
@@ -51,7 +51,7 @@ class Candidate:
         """Its share of a dense step's progress. `curve`: energy of the mean kept at each of `DENSITIES`.
 
         >>> round(candidate("two-shot-1").worth(1 << 20, workers=4, curve=(0.5, 0.4, 0.3, 0.2, 0.1)), 2)
-        0.93
+        0.97
         """
         from ..plan.advise import variance_of_mean  # which loads all that predicts: not for every import of thinwire
 
@@ -96,6 +96,7 @@ def all_candidates() -> list[Candidate]:
         Candidate("global-qsgd-4", parse("global_qsgd:4,block=128|all_reduce")),
         *_sparse("ef|threshold_k:{}|bf16|all_gather", "threshold-k"),
         *_sparse("ef|top_k:{}|shared_top_k", "ar-top-k"),
+        *_sparse("ef|top_k:{}|bf16|two_shot:feedback=true", "two-shot-top-k"),
     ]
 
 

@@ -39,8 +39,10 @@ _MOVED = 0.2  # relative, of a number that predictions depend on
 _HOPEFUL = 1.6  # what cost more than so many times the best is not predicted anew every time
 _DECIDING = 0.007  # of the time
 _NOISE_AT_FIRST = 0.05
-_ROUND_SECONDS, _LONGEST_ROUND = 0.6, 5  # a round costs about a millisecond of a processor
+_ROUND_SECONDS, _LONGEST_ROUND = 0.4, 3  # a round costs about a millisecond of a processor
 _LEAST_REST = 1e-4
+_REGRET, _DOUBT = 1.05, 0.1  # where steps are so many times longer than before a change, its reason is doubted
+_OWN, _OTHERS = 0.5, 0.1  # of a prediction: how far it is corrected at most
 
 
 class Controller:
@@ -68,6 +70,8 @@ class Controller:
         self.canaries = Canaries()
         self._banned: dict[str, tuple[int, int]] = {}  # by group: until which step, after how many failures
         self._before: tuple[int, ...] | None = None  # what the last change left
+        self._left = ("", math.inf)  # its family, and what a step took before the line changed
+        self._usual = math.inf
         self._elapsed = 0.0
         self._solved_at: tuple[int, float, float, float] | None = None
         self._whole_at = 0
@@ -129,7 +133,8 @@ class Controller:
                 self._main(choice).name, family, seconds=seen.exchange, expected=expected, pull=0.9
             )
             return
-        if self.learner.take_line(seconds=seen.exchange, latency_share=share, expected=expected):
+        if self.learner.take_line(seconds=seen.exchange, latency_share=share, expected=expected, steady=seen.steady):
+            self._usual = self._median()
             self._recent.clear()
             self._banned.clear()  # what was not better on the old line may be on this one
             self._news, self._since_jump = True, 0
@@ -247,11 +252,12 @@ class Controller:
         )
 
     def _correction(self, choice: tuple[int, ...], predicted: float) -> float:
-        group = self._group(choice)
-        if group in self._residual:
-            return self._residual[group][0]
-        current = self._residual.get(self._group(self.decision.choice), (0.0, 0))[0]
-        return min(max(current, -0.1 * predicted), 0.1 * predicted)
+        """What was missed by its group, or else by what runs. Seconds of a long step say little of a short one."""
+        group, limit = self._group(choice), _OWN
+        if group not in self._residual:
+            group, limit = self._group(self.decision.choice), _OTHERS
+        missed = self._residual.get(group, (0.0, 0))[0]
+        return min(max(missed, -limit * predicted), limit * predicted)
 
     def _soonest(self) -> Point:
         banned = {group for group, (until, _) in self._banned.items() if until > (self._solved_at or (0,))[0]}
@@ -285,9 +291,11 @@ class Controller:
     def _now(self) -> Point:
         """What runs, as it was measured."""
         point = self._point(self.decision.choice)
-        if len(self._recent) >= _DWELL:
-            return replace(point, seconds=statistics.median(self._recent))
-        return point
+        return replace(point, seconds=statistics.median(self._recent)) if len(self._recent) >= _DWELL else point
+
+    def _median(self) -> float:
+        """Of the last steps, or of those before the line changed if it just did."""
+        return statistics.median(self._recent) if len(self._recent) >= _DWELL else self._usual
 
     def _may_enter(self, choice: tuple[int, ...], step: int) -> bool:
         family = self._family(choice)
@@ -304,6 +312,7 @@ class Controller:
         was, will = self._now(), self._point(choice)
         text = self._told(step, choice, was, will)
         old, new = self._group(self.decision.choice), self._group(choice)
+        self._left = (self._family(self.decision.choice), self._median())
         if choice == self._before and self._since_change <= 3 * _DWELL:
             failures = self._banned.get(old, (0, 0))[1] + 1
             if old != new:
@@ -314,6 +323,7 @@ class Controller:
         # While the line moves, what differs is the line and not what a candidate makes of it.
         known = self._main(choice).name in self.learner.factors
         self._entering = 0 if self._since_jump < _DWELL else 1 if known else 2
+        self._usual = math.inf
         self._recent.clear()
         self._since_change = 0
         self._news, self._wanted = False, None
@@ -347,7 +357,10 @@ class Controller:
                 continue
             numbers = [n for n, one in enumerate(self.candidates) if one.family == family]
             best = min(numbers, key=lambda n: self._cost(self.points[n]))
-            if self.canaries.due(family, step, gap=self._cost(self.points[best]) / now - 1):
+            gap = self._cost(self.points[best]) / now - 1
+            if family == self._left[0] and self._now().seconds > _REGRET * self._left[1]:
+                gap = min(gap, _DOUBT)  # before the change steps were shorter: was it really the line?
+            if self.canaries.due(family, step, gap=gap):
                 return best
         return None
 

@@ -58,19 +58,22 @@ class _Number:
         self._surprise = 0  # how many observations in a row were far off, with the sign of their side
         self._errors: deque[float] = deque(maxlen=20)
 
-    def take(self, error: float, *, noise: float, scale: float = 1.0) -> bool:
+    def take(self, error: float, *, noise: float, scale: float = 1.0, sure: bool | None = None) -> bool:
         """Off by `error` relative to it, known to within `noise`. Whether it has jumped.
 
-        `scale` is how much of what was observed it is: a jump is one of the observation.
+        `scale` is how much of what was observed it is: a jump is one of the observation. One that is `sure` needs no
+        other to confirm it, one that is not even if it is far off says nothing.
         """
         seen = error * scale
         jump = max(self._jump, _CLEAR * spread([1.0 + one for one in self._errors]))  # on a busy machine all is noisy
         self._errors.append(max(seen, -0.9))
         side = (seen > jump) - (seen < -jump / (1 + jump))
+        if side and sure is False:
+            return False
         self._surprise = self._surprise + side if side * self._surprise > 0 else side
-        jumps = abs(self._surprise) >= 2
+        jumps = abs(self._surprise) >= 2 or (side != 0 and sure is True)
         if jumps:
-            error = statistics.fmean(list(self._errors)[-2:]) / scale
+            error = statistics.fmean(list(self._errors)[-1 if sure else -2 :]) / scale
             self._surprise, self._variance = 0, _UNSURE**2
             self._errors.clear()
         elif side or scale < _TELLS:
@@ -119,17 +122,18 @@ class Learner:
 
     # --------------------------------------------------------------------------------------------- observations
 
-    def take_line(self, *, seconds: float, latency_share: float, expected: float) -> bool:
+    def take_line(self, *, seconds: float, latency_share: float, expected: float, steady: bool | None = None) -> bool:
         """Messages took `seconds` where `expected` were, of which so much is latency. Whether the line has changed.
 
         Messages of one size cannot tell two numbers. What the small ones say of the latency is taken as it is, and the
-        rest is the rate.
+        rest is the rate. `steady`: whether several steps agree on that, so that it is no pause of the machine.
         """
         share = 1.0 - latency_share
         if not (seconds > 0 and expected > 0):
             return False
         share = max(share, _LEAST_SHARE)  # what is hardly seen now may be all there is when it grows
-        return self._byte.take((seconds / expected - 1.0) / share, noise=_NOISE / share, scale=share)
+        error = (seconds / expected - 1.0) / share
+        return self._byte.take(error, noise=_NOISE / share, scale=share, sure=steady)
 
     def take_trip(self, seconds: float) -> bool:
         """A message so small that it is all latency."""

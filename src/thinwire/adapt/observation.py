@@ -17,8 +17,9 @@ class Observation:
     forward: float
     backward: float  # until the last bucket was ready
     rest: float  # optimizer, data
-    exchange: float  # with a message under way, of the rank that waited least
+    exchange: float  # with a message under way, of the rank that waited least; the median of the last steps
     ready: tuple[float, ...]  # of each bucket, as a share of backward
+    steady: bool | None = None  # whether these steps agree; None if they are too few to tell
     trip: float | None = None  # of a message of next to no bytes
     canary: float | None = None  # with a message under way, of the step in which a bucket was sent another way
     kept: float | None = None  # energy sent over energy offered, of all ranks, where that was sampled

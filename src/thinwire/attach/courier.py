@@ -8,6 +8,7 @@ import torch
 
 from .. import kernels
 from ..errors import ExchangeError, ThinwireError
+from ..exchange import TwoShot
 from ..exchange.base import Delivery, ring_bytes
 from ..exchange.carrier import Carrier
 from ..exchange.parcels import Parcel, gather, scatter
@@ -80,8 +81,12 @@ class Courier:
         )
 
     def _weighs(self, step: Step, parcel: Parcel) -> bool:
-        """Whether this parcel should say how much of it was sent: of all others it is known."""
-        return step.measures and self._carrier.recipe_of(parcel.name).codec.sparse
+        """Whether this parcel should say how much of it was sent: of all others it is known.
+
+        What two_shot keeps back lies with the owner of a piece, so that a rank cannot tell.
+        """
+        recipe = self._carrier.recipe_of(parcel.name)
+        return step.measures and recipe.codec.sparse and not isinstance(recipe.exchange, TwoShot)
 
     def _sample(self, step: Step, parcel: Parcel, delivery: Delivery, lane: Lane, record: BucketRecord) -> None:
         if not self._meter.samples(step.number):

@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..adapt import Auto
-from ..adapt.agreement import DECISION_NUMBERS, KINDS, Agreement, Decision, check_rows, main_kind, of_buckets
+from ..adapt.agreement import (
+    DECISION_NUMBERS,
+    KINDS,
+    Agreement,
+    Alarm,
+    Decision,
+    check_rows,
+    main_kind,
+    of_buckets,
+    steady,
+)
 from ..adapt.candidates import DENSITIES, Candidate
 from ..adapt.controller import Controller
 from ..adapt.observation import Event, Observation
@@ -40,7 +50,9 @@ _SAMPLED = 1 << 14  # elements that are looked at
 _GAPS = 9  # from one step to the next: a pause to evaluate is not part of training
 _WARM = 2  # steps in which DDP arranges its buckets
 _TRIPS = 3  # small messages of which the shortest says what the latency is
-_HEAD, _NUMBERS = 2 + DECISION_NUMBERS, 10
+_WINDOW = 3  # steps of which the median says how long messages are under way
+_HEAD, _NUMBERS = 2 + DECISION_NUMBERS, 12
+_SECONDS, _LATEST = _HEAD + 1, _HEAD + 11  # where a row has the time of a step, and of messages in the last one
 
 
 @dataclass
@@ -60,7 +72,6 @@ class _Sums:
     seconds: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
-    exchange: float = 0.0
     canary: float = 0.0
     offered: float = 0.0
     left: float = 0.0
@@ -83,9 +94,11 @@ class Pilot:
         self._embeddings = embeddings
         self.candidates: list[Candidate] = options.for_ranks(network.world_size)
         self.agreement = Agreement(Decision(0, (0,) * len(KINDS)))
+        self._alarm = Alarm()
         self._layout = layout
         self._clock, self._sums = _Clock(), _Sums()
         self._gaps: deque[float] = deque(maxlen=_GAPS)
+        self._exchanges: deque[float] = deque(maxlen=_WINDOW)
         self._last_end: float | None = None
         self._steps = 0
         self._ready: tuple[float, ...] = ()
@@ -160,7 +173,7 @@ class Pilot:
                 sums.seconds += end - clock.forward
                 sums.forward += clock.forward_end - clock.forward
                 sums.backward += last - clock.forward_end
-                sums.exchange += _union(spans)
+                self._exchanges.append(_union(spans))
             if self._network.rank == 0:
                 self._ready = self._shares(clock)
         for offered, left in step.energies:
@@ -205,18 +218,25 @@ class Pilot:
         self._note_trip()
         check_rows(rows, number=self.agreement.round)
         ran, self._tried = replace(self._ran, canary=self._tried), None
-        self._adopt(step, rows[0][2:_HEAD])
+        hurry = self._alarm.rings([row[_LATEST] for row in rows], step=max(row[_SECONDS] for row in rows))
+        said = rows[0][2:_HEAD]
+        if not hurry:
+            self._adopt(step, said)
         if self._controller is not None:
             if seen := self._observation(step, rows):
                 self._controller.observe(seen, ran=ran)
             self._decided = self._controller.decide(step)
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("step %d: %s; %s", step, seen, self._controller.outlined())
+        if hurry:  # what is decided now must not wait for another step like the last
+            self._adopt(step, self._from_rank_0(), soon=True)
 
-    def _adopt(self, step: int, numbers: Sequence[float]) -> None:
+    def _adopt(self, step: int, numbers: Sequence[float], *, soon: bool = False) -> None:
         """What rank 0 has said holds from this step on."""
-        news = self.agreement.take(self.agreement.round, step, Decision.from_numbers(numbers))
+        news = self.agreement.take(self.agreement.round, step, Decision.from_numbers(numbers), soon=soon)
         self._ran = self.agreement.for_step(step)
+        if news:
+            self._exchanges.clear()
         if news and self._controller is not None and self._controller.events:
             _log.info("%s", self._controller.events[-1].text)
 
@@ -227,18 +247,26 @@ class Pilot:
         forward = self._network.all_reduce(torch.tensor([taken], dtype=torch.float64, device=self._device), op="max")
         if self._controller is not None and float(forward) > 0:
             self._decided = self._controller.first(float(forward))
+        self._adopt(step, self._from_rank_0())
+
+    def _from_rank_0(self) -> list[float]:
+        """The newest decision, as a message of its own."""
         numbers = torch.tensor(self._decided.numbers(), dtype=torch.float64, device=self._device)
-        self._adopt(step, self._network.broadcast(numbers, source=0).tolist())
+        said: list[float] = self._network.broadcast(numbers, source=0).tolist()
         self._network.take_spans()
+        return said
 
     def _row(self, step: int) -> list[float]:
         sums, self._sums = self._sums, _Sums()
         count = max(1, sums.steps)
         rest = statistics.median(self._gaps) if self._gaps else 0.0
         trip = min(self._trips) if self._trips else 0.0
-        means = [sums.seconds, sums.forward, sums.backward, sums.exchange]
-        numbers = [float(sums.steps), *(value / count for value in means), rest, trip]
-        numbers += [sums.canary, sums.offered, sums.left]
+        seconds, forward, backward = (value / count for value in (sums.seconds, sums.forward, sums.backward))
+        numbers = [float(sums.steps), seconds, forward, backward, rest, trip, sums.canary, sums.offered, sums.left]
+        latest = list(self._exchanges) if sums.steps else []
+        agree = steady(latest, enough=_WINDOW)
+        numbers += [-1.0 if agree is None else float(agree)]
+        numbers += [statistics.median_low(latest), latest[-1]] if latest else [0.0, 0.0]
         curve = sums.curve or [0.0] * len(DENSITIES)
         return [float(self.agreement.round), float(step), *self._decided.numbers(), *numbers, *curve]
 
@@ -252,7 +280,7 @@ class Pilot:
     def _observation(self, step: int, rows: Sequence[Sequence[float]]) -> Observation | None:
         """All ranks as one: the slowest decides how long a step takes, who waits least how long messages do."""
         columns = list(zip(*(row[_HEAD : _HEAD + _NUMBERS] for row in rows), strict=True))
-        steps, seconds, forward, backward, exchange, rest, trip, canary, offered, left = columns
+        steps, seconds, forward, backward, rest, trip, canary, offered, left, agree, exchange, _ = columns
         if not all(steps) and not all(canary):
             return None
         curve = rows[0][_HEAD + _NUMBERS :]
@@ -264,6 +292,7 @@ class Pilot:
             backward=max(backward),
             rest=max(rest),
             exchange=min(exchange),
+            steady=None if min(agree) < 0 else all(agree),
             ready=self._ready,
             trip=min(trip) or None,
             canary=min(canary) or None,
@@ -312,7 +341,8 @@ class Pilot:
             self._pending.wait()
             self._pending = None
         self._sums, self._clock, self._last_end = _Sums(), _Clock(), None
-        self.agreement = Agreement(Decision(0, (0,) * len(KINDS)))
+        self._exchanges.clear()
+        self.agreement, self._alarm = Agreement(Decision(0, (0,) * len(KINDS))), Alarm()
         self._first = state is None
         if state is not None:
             names = {one.name: number for number, one in enumerate(self.candidates)}

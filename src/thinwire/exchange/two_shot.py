@@ -24,11 +24,12 @@ _WORTH_A_WAVE = 1 << 16  # elements of one rank's piece: a message of fewer cost
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TwoShot(Exchange):
-    """Each rank adds one piece in float32 and sends it back compressed: for codecs that keep all elements.
+    """Each rank adds one piece in float32 and sends it back compressed: as many bytes for any number of ranks.
 
     `back`: bits of the second shot, 0 for those of the first. The second shot's error does not average out over the
     ranks, so it deserves at least as many bits. `feedback`: what the second shot rounds away is added to the next sum;
-    a memory in front of the codec does the same for the first shot.
+    a memory in front of the codec does the same for the first shot. Sparse codecs need it: ranks choose different
+    elements, so that most of their sum has to wait.
 
     >>> from thinwire.codecs import rotated
     >>> TwoShot(4).accepts(rotated(3)) is None
@@ -49,10 +50,10 @@ class TwoShot(Exchange):
         )
 
     def accepts(self, codec: Codec) -> str | None:
-        if codec.sparse:
+        if codec.sparse and not self.feedback:
             return (
                 f"two_shot sends back a sum, which is no longer sparse after {codec.name}: "
-                "use all_gather, or shared_top_k"
+                f"write {codec.spec()}|two_shot:feedback=true, or use all_gather or shared_top_k"
             )
         if isinstance(codec, LowRank):
             return "two_shot cuts a tensor into pieces, and low_rank needs the whole matrix: use all_reduce"
