@@ -77,10 +77,30 @@ def measure(seeds: int, networks: list[str]) -> dict[str, Any]:
             entry = {"recipe": row["recipe"], "step_ms": row["step_ms"], "seconds": times(row), "extrapolated": False}
             entry |= {key: row[key] for key in ("decisions", "deciding_share") if key in row}
             entry["problem"] = row["problem"]
+            entry["losses"] = [[(one["step"], one["held_out"]) for one in repeat["curve"]] for repeat in row["repeats"]]
             told.append(entry)
         settings.append({"network": network, "rows": told, **verdict(told)})
         print(json.dumps({key: value for key, value in settings[-1].items() if key != "rows"}), flush=True)
+    for setting in settings:
+        setting["loss_over_dense"] = loss_over_dense(setting["rows"], settings)
     return {"kind": "auto", "seeds": seeds, "target_loss": TARGET, "machine": result["machine"], "networks": settings}
+
+
+def loss_over_dense(rows: list[dict[str, Any]], settings: list[dict[str, Any]]) -> float | None:
+    """The loss of `auto` over that of plain DDP after the same steps, the last that both took; mean over the seeds.
+
+    Plain DDP learns the same from every step on every network, so those that it trained on in full stand for all.
+    """
+    dense = [row for setting in settings for row in setting["rows"] if row["recipe"] == "ddp" and "losses" in row]
+    mine = next(row for row in rows if row["recipe"] == "auto")["losses"]
+    ratios = []
+    for seed, curve in enumerate(mine):
+        own = dict(curve)
+        for row in dense[:1]:
+            other = dict(row["losses"][seed])
+            if common := own.keys() & other.keys():
+                ratios.append(own[max(common)] / other[max(common)])
+    return statistics.fmean(ratios) if ratios else None
 
 
 def mean(row: dict[str, Any]) -> float | None:

@@ -9,19 +9,19 @@ that waiting for them costs more. What does worse than it promised is left again
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..plan.devices import Device
 from ..plan.workload import Profile
+from . import words
 from .agreement import KINDS, Decision, main_kind
 from .canaries import Canaries
 from .candidates import Auto, Candidate, energy_at
-from .learner import Learner, Learnt, spread
+from .experience import ENOUGH, Experience
+from .learner import Learner, Learnt
 from .observation import Event, Expected, Observation
 from .outlook import Outlook
 from .pareto import Point, soonest
@@ -30,19 +30,14 @@ DENSE = 0  # the first candidate
 _HYSTERESIS, _LEAVES_DENSE = 0.03, 0.05
 _AT_ONCE = 1.5  # so much better, and no canary is waited for
 _AT_FIRST = 1.25  # before the first step was measured
-_DWELL = 3  # observations after a change before the next
-_RECENT = 10  # observations that say how long a step takes
 _RAN_LATELY = 300  # steps in which a family's own steps are trusted
-_BAN = 100  # steps, doubled with every failure
 _RESOLVE, _SOONEST_RESOLVE = 50, 10  # steps until everything is predicted anew: in any case, and if numbers moved
 _MOVED = 0.2  # relative, of a number that predictions depend on
 _HOPEFUL = 1.6  # what cost more than so many times the best is not predicted anew every time
 _DECIDING = 0.007  # of the time
-_NOISE_AT_FIRST = 0.05
 _ROUND_SECONDS, _LONGEST_ROUND = 0.4, 3  # a round costs about a millisecond of a processor
 _LEAST_REST = 1e-4
 _REGRET, _DOUBT = 1.05, 0.1  # where steps are so many times longer than before a change, its reason is doubted
-_OWN, _OTHERS = 0.5, 0.1  # of a prediction: how far it is corrected at most
 
 
 class Controller:
@@ -64,22 +59,16 @@ class Controller:
         self.decision = Decision(0, (DENSE,) * len(KINDS))
         self.events: list[Event] = []
         self.points: list[Point] = []
-        self._recent: deque[float] = deque(maxlen=_RECENT)
-        self._since_change = 0  # observations
-        self._residual: dict[str, tuple[float, int]] = {}  # by group: measured - predicted seconds, at which step
-        self.canaries = Canaries()
-        self._banned: dict[str, tuple[int, int]] = {}  # by group: until which step, after how many failures
+        self.experience, self.canaries = Experience(), Canaries()
         self._before: tuple[int, ...] | None = None  # what the last change left
         self._left = ("", math.inf)  # its family, and what a step took before the line changed
-        self._usual = math.inf
         self._elapsed = 0.0
         self._solved_at: tuple[int, float, float, float] | None = None
         self._whole_at = 0
         self._seen_mbit = learner.mbit
         self._known: Expected | None = None
-        self._since_jump = _DWELL  # observations
+        self._since_jump = ENOUGH  # observations
         self._wanted: int | None = None  # a candidate that only canaries are missing for
-        self._noise = _NOISE_AT_FIRST  # of a step: its standard deviation over its mean
         self._entering = 0  # observations until a new family's factor is known
         self._news = self._answered = False  # the line has changed; a canary has come back
 
@@ -113,16 +102,9 @@ class Controller:
         self._learn_line(seen, choice, family)
         if ran.number != self.decision.number:
             return
-        self._recent.append(seen.seconds + seen.rest)
-        if len(self._recent) == _RECENT:
-            self._noise += 0.2 * (spread(list(self._recent)) - self._noise)
-        self._since_change += 1
-        after = self._expected(choice).step
-        group = self._group(choice)
-        old_residual = self._residual.get(group, (0.0, 0))[0]
-        pull = 0.5 if self._since_change <= _DWELL else 0.2
-        error = seen.seconds + seen.rest - after
-        self._residual[group] = (old_residual + pull * (error - old_residual), seen.step)
+        taken = seen.seconds + seen.rest
+        missed = taken - self._expected(choice).step
+        self.experience.note(taken, missed=missed, group=self._group(choice), step=seen.step)
 
     def _learn_line(self, seen: Observation, choice: tuple[int, ...], family: str) -> None:
         self._since_jump += 1
@@ -134,9 +116,7 @@ class Controller:
             )
             return
         if self.learner.take_line(seconds=seen.exchange, latency_share=share, expected=expected, steady=seen.steady):
-            self._usual = self._median()
-            self._recent.clear()
-            self._banned.clear()  # what was not better on the old line may be on this one
+            self.experience.line_changed()
             self._news, self._since_jump = True, 0
 
     def _expected(self, choice: tuple[int, ...]) -> Expected:
@@ -220,9 +200,9 @@ class Controller:
         return self.decision
 
     def _worth_solving(self, step: int) -> bool:
-        if self._news or self._answered or self._since_change == _DWELL:
+        if self._news or self._answered or self.experience.observations == ENOUGH:
             return True
-        if self._since_change < _DWELL or self.seconds_deciding > _DECIDING * self._elapsed:
+        if self.experience.observations < ENOUGH or self.seconds_deciding > _DECIDING * self._elapsed:
             return False
         then = self._solved_at
         if then is None or step - then[0] >= _RESOLVE:
@@ -247,20 +227,12 @@ class Controller:
 
     def _point(self, choice: tuple[int, ...]) -> Point:
         predicted = self.outlook.predict(choice, self._line(choice)).step
-        return Point(
-            self._name(choice), max(predicted + self._correction(choice, predicted), 1e-6), self.outlook.worth(choice)
-        )
-
-    def _correction(self, choice: tuple[int, ...], predicted: float) -> float:
-        """What was missed by its group, or else by what runs. Seconds of a long step say little of a short one."""
-        group, limit = self._group(choice), _OWN
-        if group not in self._residual:
-            group, limit = self._group(self.decision.choice), _OTHERS
-        missed = self._residual.get(group, (0.0, 0))[0]
-        return min(max(missed, -limit * predicted), limit * predicted)
+        groups = {"group": self._group(choice), "running": self._group(self.decision.choice)}
+        corrected = predicted + self.experience.correction(predicted=predicted, **groups)
+        return Point(self._name(choice), max(corrected, 1e-6), self.outlook.worth(choice))
 
     def _soonest(self) -> Point:
-        banned = {group for group, (until, _) in self._banned.items() if until > (self._solved_at or (0,))[0]}
+        banned = self.experience.banned((self._solved_at or (0,))[0])
         banned.discard(self._group(self.decision.choice))
         groups = [self._group((number,) * len(KINDS)) for number in range(len(self.candidates))]
         allowed = [point for point, group in zip(self.points, groups, strict=True) if group not in banned]
@@ -275,7 +247,7 @@ class Controller:
             return choice
         leaves_dense = self._main(self.decision.choice).recipe.dense
         margin = _LEAVES_DENSE if leaves_dense else _HYSTERESIS
-        margin += self._noise / math.sqrt(max(1, len(self._recent)))
+        margin += self.experience.standard_error
         new = self._cost(self._point(choice))
         return choice if new * (1 + margin) < self._cost(now) else self.decision.choice
 
@@ -291,11 +263,7 @@ class Controller:
     def _now(self) -> Point:
         """What runs, as it was measured."""
         point = self._point(self.decision.choice)
-        return replace(point, seconds=statistics.median(self._recent)) if len(self._recent) >= _DWELL else point
-
-    def _median(self) -> float:
-        """Of the last steps, or of those before the line changed if it just did."""
-        return statistics.median(self._recent) if len(self._recent) >= _DWELL else self._usual
+        return replace(point, seconds=self.experience.median()) if self.experience.settled else point
 
     def _may_enter(self, choice: tuple[int, ...], step: int) -> bool:
         family = self._family(choice)
@@ -305,27 +273,24 @@ class Controller:
         return at_once or self.canaries.vouch_for(family, step)
 
     def _ran_lately(self, choice: tuple[int, ...], step: int) -> bool:
-        group = self._group(choice)
-        return group in self._residual and step - self._residual[group][1] <= _RAN_LATELY
+        return self.experience.ran_since(self._group(choice), step - _RAN_LATELY)
 
     def _change(self, choice: tuple[int, ...], step: int) -> Decision:
         was, will = self._now(), self._point(choice)
-        text = self._told(step, choice, was, will)
+        rates = {"mbit": self.learner.mbit, "before": self._seen_mbit}
+        text = words.decision(step, was, will, way=self._family(choice), **rates)
         old, new = self._group(self.decision.choice), self._group(choice)
-        self._left = (self._family(self.decision.choice), self._median())
-        if choice == self._before and self._since_change <= 3 * _DWELL:
-            failures = self._banned.get(old, (0, 0))[1] + 1
+        self._left = (self._family(self.decision.choice), self.experience.median())
+        if choice == self._before and self.experience.observations <= 3 * ENOUGH:
             if old != new:
-                self._banned[old] = (step + _BAN * 2**failures, failures)
-            text += f"; {self._name(self.decision.choice)} took {_ms(was.seconds)}, which is not better"
+                self.experience.failed(old, step)
+            text += f"; {self._name(self.decision.choice)} took {words.ms(was.seconds)}, which is not better"
         self._before = self.decision.choice
         self.decision = Decision(self.decision.number + 1, choice, self._every())
         # While the line moves, what differs is the line and not what a candidate makes of it.
         known = self._main(choice).name in self.learner.factors
-        self._entering = 0 if self._since_jump < _DWELL else 1 if known else 2
-        self._usual = math.inf
-        self._recent.clear()
-        self._since_change = 0
+        self._entering = 0 if self._since_jump < ENOUGH else 1 if known else 2
+        self.experience.recipe_changed()
         self._news, self._wanted = False, None
         self.events.append(Event(step, self._name(choice), text, will.seconds, self.learner.mbit))
         self._seen_mbit = self.learner.mbit
@@ -342,8 +307,7 @@ class Controller:
             return self.decision
         line = self.learner.network(name, family)
         excess = max(0.0, self.outlook.predict(choice, line, canary).step - self.outlook.predict(choice, line).step)
-        taken = self._recent[-1] if self._recent else 0.0
-        if self.canaries.affordable(excess, elapsed=self._elapsed, step_seconds=taken):
+        if self.canaries.affordable(excess, elapsed=self._elapsed, step_seconds=self.experience.last):
             self.canaries.send(family, step, excess=excess)
             self.decision = replace(self.decision, canary=canary)
         return self.decision
@@ -394,28 +358,13 @@ class Controller:
         return " and ".join(names) or self.candidates[choice[0]].name
 
     def _every(self) -> int:
-        if not self._recent:
-            return 1
-        return min(max(1, round(_ROUND_SECONDS / max(statistics.median(self._recent), 1e-6))), _LONGEST_ROUND)
-
-    def _told(self, step: int, choice: Sequence[int], was: Point, will: Point) -> str:
-        now, before = self.learner.mbit, self._seen_mbit
-        moved = (
-            f"{now:,.0f} Mbit/s now (was {before:,.0f}); "
-            if abs(now / before - 1) > 0.3 and step
-            else f"{now:,.0f} Mbit/s; "
-        )
-        way = self._family(choice).replace("_", "-")
-        return f"step {step}: {moved}{will.name} by {way}, {_ms(will.seconds)} predicted, was {_ms(was.seconds)}"
+        taken = self.experience.recent()
+        return 1 if taken is None else min(max(1, round(_ROUND_SECONDS / max(taken, 1e-6))), _LONGEST_ROUND)
 
     def outlined(self) -> str:
         """Everything that the next decision depends on, in one line for a log."""
-        line = f"{1e3 * self.learner.latency:.2f} ms, {self.learner.mbit:,.0f} Mbit/s"
-        costs = sorted(self.points, key=self._cost)[:4]
-        best = ", ".join(f"{one.name} {_ms(one.seconds)} / {one.worth:.2f}" for one in costs)
-        profile = self.outlook.profile
-        times = f"{_ms(profile.forward)} forward, {_ms(profile.backward)} backward, {_ms(profile.rest)} rest"
-        return f"{line}; now {_ms(self._now().seconds)}, noise {self._noise:.2f}; {times}; {best}; {self._residual}"
+        best = sorted(self.points, key=self._cost)[:4]
+        return words.outlook(self.learner, self.outlook.profile, self._now(), self.experience.noise, best)
 
     # ------------------------------------------------------------------------------------------------ keeping
 
@@ -427,8 +376,7 @@ class Controller:
             "number": self.decision.number,
             "learner": self.learner.state(),
             "outlook": self.outlook.state(),
-            "residual": {family: list(pair) for family, pair in self._residual.items()},
-            "banned": {family: list(pair) for family, pair in self._banned.items()},
+            **self.experience.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -438,10 +386,5 @@ class Controller:
         choice = tuple(names.get(saved[number], DENSE) for number in state["choice"])
         self.learner.load(state["learner"])
         self.outlook.load(state["outlook"])
-        self._residual = {family: (float(a), int(b)) for family, (a, b) in state["residual"].items()}
-        self._banned = {family: (int(a), int(b)) for family, (a, b) in state["banned"].items()}
+        self.experience.load(state)
         self.decision = Decision(int(state["number"]), choice)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.0f} ms"

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,46 +36,22 @@ from ..adapt.outlook import kind_of
 from ..adapt.pareto import Point, front
 from ..comm import Network, Pending
 from ..exchange.parcels import Layout
-from ..plan.workload import Bucket, Profile
 from ..recipe import Recipe
 from .greeting import greet, prepare, processors_here
 from .step import Step
+from .timed import Clock, Sums, energy_curve, guess, union
 
 if TYPE_CHECKING:
     from .conductor import Conductor
 
 _log = logging.getLogger(__name__)
 _SAMPLE = 25  # steps from one look at the gradient to the next
-_SAMPLED = 1 << 14  # elements that are looked at
 _GAPS = 9  # from one step to the next: a pause to evaluate is not part of training
 _WARM = 2  # steps in which DDP arranges its buckets
 _TRIPS = 3  # small messages of which the shortest says what the latency is
 _WINDOW = 3  # steps of which the median says how long messages are under way
 _HEAD, _NUMBERS = 2 + DECISION_NUMBERS, 12
 _SECONDS, _LATEST = _HEAD + 1, _HEAD + 11  # where a row has the time of a step, and of messages in the last one
-
-
-@dataclass
-class _Clock:
-    """The step under way, in seconds of time.perf_counter."""
-
-    forward: float = 0.0
-    forward_end: float = 0.0
-    arrivals: list[tuple[float, list[str]]] = field(default_factory=list)
-
-
-@dataclass
-class _Sums:
-    """What the steps since the last round took."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    forward: float = 0.0
-    backward: float = 0.0
-    canary: float = 0.0
-    offered: float = 0.0
-    left: float = 0.0
-    curve: list[float] = field(default_factory=list)
 
 
 class Pilot:
@@ -96,7 +72,7 @@ class Pilot:
         self.agreement = Agreement(Decision(0, (0,) * len(KINDS)))
         self._alarm = Alarm()
         self._layout = layout
-        self._clock, self._sums = _Clock(), _Sums()
+        self._clock, self._sums = Clock(), Sums()
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._exchanges: deque[float] = deque(maxlen=_WINDOW)
         self._last_end: float | None = None
@@ -166,24 +142,24 @@ class Pilot:
             if self._last_end is not None and clock.forward > self._last_end:
                 self._gaps.append(clock.forward - self._last_end)
             if self._ran.canary is not None:  # a step like no other
-                sums.canary, self._tried = _union(spans), self._ran.canary
+                sums.canary, self._tried = union(spans), self._ran.canary
             else:
                 last = clock.arrivals[-1][0]
                 sums.steps += 1
                 sums.seconds += end - clock.forward
                 sums.forward += clock.forward_end - clock.forward
                 sums.backward += last - clock.forward_end
-                self._exchanges.append(_union(spans))
+                self._exchanges.append(union(spans))
             if self._network.rank == 0:
                 self._ready = self._shares(clock)
         for offered, left in step.energies:
             sums.offered += offered
             sums.left += left
         if step.measures and all(step.finite) and self.candidates[self._main()].density is None:
-            sums.curve = _energy_curve(step.largest())
-        self._last_end, self._clock = end, _Clock()
+            sums.curve = energy_curve(step.largest())
+        self._last_end, self._clock = end, Clock()
 
-    def _shares(self, clock: _Clock) -> tuple[float, ...]:
+    def _shares(self, clock: Clock) -> tuple[float, ...]:
         """When each parcel was ready, as a share of backward."""
         begin, last = clock.forward_end, clock.arrivals[-1][0]
         came = {name: at for at, names in clock.arrivals for name in names}
@@ -257,7 +233,7 @@ class Pilot:
         return said
 
     def _row(self, step: int) -> list[float]:
-        sums, self._sums = self._sums, _Sums()
+        sums, self._sums = self._sums, Sums()
         count = max(1, sums.steps)
         rest = statistics.median(self._gaps) if self._gaps else 0.0
         trip = min(self._trips) if self._trips else 0.0
@@ -323,7 +299,7 @@ class Pilot:
             for parcel in layout.parcels
         ]
         if self._controller is not None and layout.parcels:
-            self._controller.meet(_guess(layout, self._processors), self._kinds)
+            self._controller.meet(guess(layout, self._processors), self._kinds)
 
     # ------------------------------------------------------------------------------------------------- keeping
 
@@ -340,7 +316,7 @@ class Pilot:
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
-        self._sums, self._clock, self._last_end = _Sums(), _Clock(), None
+        self._sums, self._clock, self._last_end = Sums(), Clock(), None
         self._exchanges.clear()
         self.agreement, self._alarm = Agreement(Decision(0, (0,) * len(KINDS))), Alarm()
         self._first = state is None
@@ -352,38 +328,3 @@ class Pilot:
             if self._controller is not None and state["controller"] is not None:
                 self._controller.load(state["controller"])
         self._decided = self._ran = self.agreement.current
-
-
-# ------------------------------------------------------------------------------------------------------- measuring
-
-
-def _union(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds that are in at least one span."""
-    total, until = 0.0, -math.inf
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
-
-
-def _energy_curve(flat: torch.Tensor | None) -> list[float]:
-    """How much of its energy the largest elements hold, at each density; from a sample."""
-    if flat is None or flat.numel() < len(DENSITIES):
-        return []
-    stride = max(1, flat.numel() // _SAMPLED)
-    squares = flat.detach()[::stride].float().square().sort(descending=True).values.cumsum(0)
-    total = float(squares[-1])
-    if not 0 < total < math.inf:
-        return []
-    places = [max(1, round(density * squares.numel())) - 1 for density in DENSITIES]
-    return [float(squares[place]) / total for place in places]
-
-
-def _guess(layout: Layout, processors: float) -> Profile:
-    """The buckets of a layout; ready one after the other until a step was timed."""
-    total = max(1, sum(parcel.numel + parcel.exact_numel for parcel in layout.parcels))
-    done, buckets = 0, []
-    for parcel in layout.parcels:
-        done += parcel.numel + parcel.exact_numel
-        buckets.append(Bucket.of(parcel, done / total))
-    return Profile("training", 0.01, 0.02, 0.001, tuple(buckets), processors)
