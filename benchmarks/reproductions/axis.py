@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_FEW = 10
+_FEW, _SEVERAL = 10, 13
 _ENOUGH = 3  # ticks; with fewer whole powers of ten, values between them are marked too
 
 
@@ -48,7 +49,10 @@ class Axis:
         return self.begin + share * (self.end - self.begin)
 
     def ticks(self, values: Iterable[float] = ()) -> list[tuple[float, str]]:
-        """Values to mark, and what is written there; on a logarithmic axis the given ones, if these are few."""
+        """Values to mark, and what is written there: the given ones, if these are few and there is room for each.
+
+        On an axis that is not logarithmic they must be whole numbers, such as phases.
+        """
         given = sorted({value for value in values if usable(value, log=self.log)})
         if self.log and 1 < len(given) <= _FEW:
             apart = (math.log(self.high) - math.log(self.low)) / _FEW
@@ -60,6 +64,10 @@ class Axis:
                 return [(value, brief(value)) for value in kept]
         if self.log:
             return [(value, brief(value)) for value in _log_ticks(self.low, self.high)]
+        whole = 1 < len(given) <= _SEVERAL and all(value == round(value) for value in given)
+        gaps = [above - below for below, above in itertools.pairwise(given)]
+        if whole and min(gaps) >= (given[-1] - given[0]) / _SEVERAL:
+            return [(value, brief(value)) for value in given]
         step = _step(self.high - self.low)
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         decimals += round(step, decimals) != round(step, decimals + 1)  # steps of 2.5

@@ -17,7 +17,8 @@ def loss_line(name: str, runs: list[Found], *, across: str = "step") -> Line:
     points = list(zip(*(run["curve"] for run in runs), strict=True))
     found = [spread([one["held_out"] for one in point]) for point in points]
     x = [spread([one[across] for one in point]).mean for point in points]
-    return Line(name, x, [one.mean for one in found], [one.low for one in found], [one.high for one in found])
+    lows = [max(0.0, one.low) for one in found]  # no loss is below zero, however far the seeds are apart
+    return Line(name, x, [one.mean for one in found], lows, [one.high for one in found])
 
 
 # ---------------------------------------------------------------------------------------------------------- fronts

@@ -25,6 +25,7 @@ from .learner import Learner, Learnt
 from .observation import Event, Expected, Observation
 from .outlook import Outlook
 from .pareto import Point, soonest
+from .ties import Ties
 
 DENSE = 0  # the first candidate
 _HYSTERESIS, _LEAVES_DENSE = 0.03, 0.05
@@ -37,6 +38,7 @@ _HOPEFUL = 1.6  # what cost more than so many times the best is not predicted an
 _DECIDING = 0.007  # of the time
 _ROUND_SECONDS, _LONGEST_ROUND = 0.4, 3  # a round costs about a millisecond of a processor
 _LEAST_REST = 1e-4
+_ANOTHER = 2.0  # times the rate: a line on which ties are settled anew
 _REGRET, _DOUBT = 1.05, 0.1  # where steps are so many times longer than before a change, its reason is doubted
 
 
@@ -59,7 +61,7 @@ class Controller:
         self.decision = Decision(0, (DENSE,) * len(KINDS))
         self.events: list[Event] = []
         self.points: list[Point] = []
-        self.experience, self.canaries = Experience(), Canaries()
+        self.experience, self.canaries, self._ties = Experience(), Canaries(), Ties()
         self._before: tuple[int, ...] | None = None  # what the last change left
         self._left = ("", math.inf)  # its family, and what a step took before the line changed
         self._elapsed = 0.0
@@ -115,8 +117,11 @@ class Controller:
                 self._main(choice).name, family, seconds=seen.exchange, expected=expected, pull=0.9
             )
             return
+        before = self.learner.mbit
         if self.learner.take_line(seconds=seen.exchange, latency_share=share, expected=expected, steady=seen.steady):
             self.experience.line_changed()
+            if not 1 / _ANOTHER < self.learner.mbit / before < _ANOTHER:
+                self._ties.forget()
             self._news, self._since_jump = True, 0
 
     def _expected(self, choice: tuple[int, ...]) -> Expected:
@@ -181,6 +186,8 @@ class Controller:
                 return self._change(choice, step)
             self._wanted = choice[0]
             return self._try(choice[0], step)
+        if (other := self._tied()) is not None:
+            return self._change(other, step)
         untried = self._due_canary(step)
         return self.decision if untried is None else self._try(untried, step)
 
@@ -259,6 +266,21 @@ class Controller:
             if self._cost(self._point(best)) * (1 + _HYSTERESIS) < self._cost(self._point(choice)):
                 choice = best
         return choice
+
+    def _tied(self) -> tuple[int, ...] | None:
+        """Another of the same family that may be better by less than predictions can tell, or was before a trial."""
+        choice, now = self.decision.choice, self._cost(self._now())
+        if not self.experience.settled or self._group(choice) == "dense":
+            return None
+        if (before := self._ties.better_before(choice, now, noise=self.experience.standard_error)) is not None:
+            return before
+        floor = 1.0 - self.options.max_error
+        others = [
+            ((number,) * len(KINDS), self._cost(point))
+            for number, (one, point) in enumerate(zip(self.candidates, self.points, strict=True))
+            if one.family == self._family(choice) and point.worth >= floor and not one.recipe.dense
+        ]
+        return self._ties.challenger(choice, now, others)
 
     def _now(self) -> Point:
         """What runs, as it was measured."""

@@ -286,6 +286,8 @@ class Link:
 
     def _finish(self, step: Step) -> None:
         begin = time.perf_counter()
+        if self.pilot is not None:
+            self.pilot.think()
         try:
             self._wait_for(step)
         except ThinwireError as failure:

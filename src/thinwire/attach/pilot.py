@@ -84,6 +84,7 @@ class Pilot:
         self._trips: deque[float] = deque(maxlen=_TRIPS)
         self._decided: Decision = self.agreement.current
         self._controller: Controller | None = None
+        self._to_judge: tuple[int, Observation | None, Decision] | None = None  # what the last round said
         self._first = True
         network.spans = []
         self._processors = math.inf
@@ -195,17 +196,25 @@ class Pilot:
         check_rows(rows, number=self.agreement.round)
         ran, self._tried = replace(self._ran, canary=self._tried), None
         hurry = self._alarm.rings([row[_LATEST] for row in rows], step=max(row[_SECONDS] for row in rows))
-        said = rows[0][2:_HEAD]
-        if not hurry:
-            self._adopt(step, said)
         if self._controller is not None:
-            if seen := self._observation(step, rows):
-                self._controller.observe(seen, ran=ran)
-            self._decided = self._controller.decide(step)
-            if _log.isEnabledFor(logging.DEBUG):
-                _log.debug("step %d: %s; %s", step, seen, self._controller.outlined())
+            self._to_judge = (step, self._observation(step, rows), ran)
         if hurry:  # what is decided now must not wait for another step like the last
+            self.think()
             self._adopt(step, self._from_rank_0(), soon=True)
+        else:
+            self._adopt(step, rows[0][2:_HEAD])
+
+    def think(self) -> None:
+        """On rank 0, judge the last round and decide; while messages are under way, that costs no time."""
+        judged, self._to_judge = self._to_judge, None
+        if judged is None or self._controller is None:
+            return
+        step, seen, ran = judged
+        if seen is not None:
+            self._controller.observe(seen, ran=ran)
+        self._decided = self._controller.decide(step)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("step %d: %s; %s", step, seen, self._controller.outlined())
 
     def _adopt(self, step: int, numbers: Sequence[float], *, soon: bool = False) -> None:
         """What rank 0 has said holds from this step on."""
@@ -318,6 +327,7 @@ class Pilot:
             self._pending = None
         self._sums, self._clock, self._last_end = Sums(), Clock(), None
         self._exchanges.clear()
+        self._to_judge = None
         self.agreement, self._alarm = Agreement(Decision(0, (0,) * len(KINDS))), Alarm()
         self._first = state is None
         if state is not None:
