@@ -142,8 +142,8 @@ def changing(seeds: int) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     lines = [
-        "| network | `auto`, s | best fixed recipe, s | plain DDP, s | `auto` over best | decided, first seed |",
-        "|---|---:|---|---:|---:|---|",
+        "| network | `auto`, s | best fixed, s | plain DDP, s | `auto` over best | loss over dense | decided first |",
+        "|---|---:|---|---:|---:|---:|---|",
     ]
     for one in [*found["networks"], found["changing"]]:
         rows = {row["recipe"]: row for row in one["rows"]}
@@ -151,9 +151,11 @@ def table(found: dict[str, Any]) -> str:
         told = decisions[0] if decisions and isinstance(decisions[0], list) else decisions
         decided = " → ".join(f"{event['recipe']} (step {event['step']})" for event in told) or "dense"
         best, dense, over = one["best_fixed"], rows.get("ddp"), one["auto_over_best"]
+        loss = one.get("loss_over_dense")
+        price = "-" if loss is None else f"{100 * (loss - 1):+.1f} %"
         lines.append(
             f"| {one['network'].replace('@0s', '').replace(';', ' → ')} | {shown(rows['auto'])} | `{best}` "
-            f"{shown(rows[best])} | {'-' if dense is None else shown(dense)} | {over:.2f} | {decided} |"
+            f"{shown(rows[best])} | {'-' if dense is None else shown(dense)} | {over:.2f} | {price} | {decided} |"
         )
     return "\n".join(lines)
 

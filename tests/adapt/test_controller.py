@@ -1,7 +1,7 @@
 """Decisions in simulated trainings, against the best fixed choice in hindsight; and rules that hold in every one.
 
-The controller was developed on the scenarios of seeds 0 to 39, then on those from 1000 and from 2000 on, which were
-fresh once and showed what was wrong. Those from 3000 on were run once, at the end: mean 0.973, worst 1.106.
+The controller was developed on the scenarios of seeds 0 to 39, then on those from 1000, 2000, 3000 and 4000 on, which
+were fresh once and showed what was wrong. Those from 5000 on were run once, at the end: mean 0.950, worst 1.078.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_it_is_about_as_good_as_the_best_fixed_choice(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 1000, 2000, 3000])
+@pytest.mark.parametrize("first", [0, 1000, 2000, 3000, 4000, 5000])
 def test_forty_scenarios(first: int) -> None:
     costs = [cost_over_best(Scenario(seed)) for seed in range(first, first + 40)]
     assert statistics.fmean(costs) <= 1.0, costs
@@ -81,6 +81,14 @@ def test_a_change_of_the_network_is_followed_within_twenty_steps() -> None:
     assert run.cost < min(world.fixed(number) for number in range(len(world.candidates)))
     told = [event.text for event in run.controller.events]
     assert any("Mbit/s now (was" in text for text in told)
+
+
+@pytest.mark.parametrize("after", range(4, 20))
+def test_a_line_that_changes_while_a_candidate_is_new_is_not_taken_for_the_candidate(after: int) -> None:
+    world = World(quiet(7, [FAST] * after + [SLOW] * 40))
+    chosen = world.run().choices[after + 20]
+    costs = [world.step(after + 1, n)[0] / world.worth(after + 1, n) for n in range(len(world.candidates))]
+    assert costs[chosen] < 1.3 * min(costs), world.candidates[chosen].name
 
 
 def test_a_decision_is_one_legible_line() -> None:

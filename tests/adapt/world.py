@@ -99,7 +99,7 @@ class World:
 
     def line(self, step: int, choice: int) -> Learnt:
         latency, byte_seconds = self.scenario.trace[step]
-        return Learnt(latency, byte_seconds, {}, self.scenario.factors[self.candidates[choice].family])
+        return Learnt(latency, byte_seconds, {}, self.scenario.factors[self.candidates[choice].recipe.exchange.name])
 
     def step(self, step: int, choice: int, canary: tuple[int, int] | None = None) -> tuple[float, float]:
         """Seconds of the whole step, and with messages under way; without noise."""

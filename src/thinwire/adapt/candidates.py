@@ -35,7 +35,9 @@ class Candidate:
 
     @property
     def family(self) -> str:
-        return self.recipe.exchange.name
+        """Those who tell of each other: by two-shot, messages of 1 % say nothing of what those of all elements take."""
+        name = self.recipe.exchange.name
+        return f"sparse {name}" if name == "two_shot" and self.density is not None else name
 
     @property
     def density(self) -> float | None:

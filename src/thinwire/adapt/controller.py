@@ -38,8 +38,10 @@ _HOPEFUL = 1.6  # what cost more than so many times the best is not predicted an
 _DECIDING = 0.007  # of the time
 _ROUND_SECONDS, _LONGEST_ROUND = 0.4, 3  # a round costs about a millisecond of a processor
 _LEAST_REST = 1e-4
+_ITS_OWN = 2.5  # times what was expected: how far a candidate may be off by itself
 _ANOTHER = 2.0  # times the rate: a line on which ties are settled anew
-_REGRET, _DOUBT = 1.05, 0.1  # where steps are so many times longer than before a change, its reason is doubted
+_ASK = 3  # canaries, after a family was left because the line had changed
+_REGRET, _DOUBT = 1.05, 0.1  # where steps cost so many times more than before a change, its reason is doubted
 
 
 class Controller:
@@ -63,7 +65,7 @@ class Controller:
         self.points: list[Point] = []
         self.experience, self.canaries, self._ties = Experience(), Canaries(), Ties()
         self._before: tuple[int, ...] | None = None  # what the last change left
-        self._left = ("", math.inf)  # its family, and what a step took before the line changed
+        self._left = ("", math.inf)  # its family, and what a step cost before the line changed
         self._elapsed = 0.0
         self._solved_at: tuple[int, float, float, float] | None = None
         self._whole_at = 0
@@ -72,7 +74,8 @@ class Controller:
         self._since_jump = ENOUGH  # observations
         self._wanted: int | None = None  # a candidate that only canaries are missing for
         self._entering = 0  # observations until a new family's factor is known
-        self._news = self._answered = False  # the line has changed; a canary has come back
+        self._news, self._answered = False, ""  # the line has changed; of which family a canary has come back
+        self._doubts = 0  # canaries that ask whether the last change was right
 
     # ---------------------------------------------------------------------------------------------- observing
 
@@ -113,10 +116,10 @@ class Controller:
         expected, share = self._expected(choice).under_way, self._expected(choice).latency_share
         if self._entering and choice == self.decision.choice:
             self._entering -= 1
-            self.learner.take_factor(
-                self._main(choice).name, family, seconds=seen.exchange, expected=expected, pull=0.9
-            )
-            return
+            if 1 / _ITS_OWN < seen.exchange / max(expected, 1e-9) < _ITS_OWN:  # else the line changed meanwhile
+                name = self._main(choice).name
+                self.learner.take_factor(name, family, seconds=seen.exchange, expected=expected, pull=0.9)
+                return
         before = self.learner.mbit
         if self.learner.take_line(seconds=seen.exchange, latency_share=share, expected=expected, steady=seen.steady):
             self.experience.line_changed()
@@ -153,7 +156,7 @@ class Controller:
         expected = self.outlook.predict(ran.choice, self.learner.network(name, family), ran.canary).under_way
         self.learner.take_factor(name, family, seconds=seen.canary, expected=expected)
         self.canaries.answer(family, seen.step, ratio=seen.canary / expected if expected else 1.0)
-        self._answered = True
+        self._answered = family
 
     def _judge_energy(self, candidate: Candidate, kept: float) -> None:
         if candidate.density is not None:
@@ -175,9 +178,10 @@ class Controller:
         if self.decision.canary is not None or every != self.decision.every:
             self.decision = Decision(self.decision.number, self.decision.choice, every)
         if not self._worth_solving(step):
-            if self._wanted is not None and not self.canaries.in_flight(step):
-                return self._try(self._wanted, step)
-            return self.decision
+            if self.canaries.in_flight(step):
+                return self.decision
+            wanted = self._doubted() if self._wanted is None else self._wanted
+            return self.decision if wanted is None else self._try(wanted, step)
         self._solve(step)
         self._wanted = None
         choice = self._best()
@@ -190,6 +194,13 @@ class Controller:
             return self._change(other, step)
         untried = self._due_canary(step)
         return self.decision if untried is None else self._try(untried, step)
+
+    def _doubted(self) -> int | None:
+        """What was left because of the line, while steps cost more than before: a few canaries say whether it was."""
+        if self._doubts == 0 or self._before is None or self._cost(self._now()) < _REGRET * self._left[1]:
+            return None
+        self._doubts -= 1
+        return self._before[main_kind(self.outlook.kinds)]
 
     def first(self, forward: float) -> Decision:
         """Before the first bucket is sent: all that is known is the line and how long forward took.
@@ -224,12 +235,13 @@ class Controller:
         """Predict every candidate; between two changes of the line, only those that come into question."""
         whole = whole or self._news or not self.points or step - self._whole_at >= 4 * _RESOLVE
         self._whole_at = step if whole else self._whole_at
-        self._solved_at, self._news, self._answered = self._where(step), False, False
+        answered, self._answered = self._answered, ""
+        self._solved_at, self._news = self._where(step), False
         limit = math.inf if whole else _HOPEFUL * min(self._cost(point) for point in self.points)
         for number in range(len(self.candidates)):
             if whole and number >= len(self.points):
                 self.points.append(self._point((number,) * len(KINDS)))
-            elif self._cost(self.points[number]) <= limit:
+            elif self._cost(self.points[number]) <= limit or self.candidates[number].family == answered:
                 self.points[number] = self._point((number,) * len(KINDS))
 
     def _point(self, choice: tuple[int, ...]) -> Point:
@@ -272,7 +284,7 @@ class Controller:
         choice, now = self.decision.choice, self._cost(self._now())
         if not self.experience.settled or self._group(choice) == "dense":
             return None
-        if (before := self._ties.better_before(choice, now, noise=self.experience.standard_error)) is not None:
+        if (before := self._ties.better_before(now, noise=self.experience.standard_error)) is not None:
             return before
         floor = 1.0 - self.options.max_error
         others = [
@@ -300,9 +312,9 @@ class Controller:
     def _change(self, choice: tuple[int, ...], step: int) -> Decision:
         was, will = self._now(), self._point(choice)
         rates = {"mbit": self.learner.mbit, "before": self._seen_mbit}
-        text = words.decision(step, was, will, way=self._family(choice), **rates)
+        text = words.decision(step, was, will, way=self._main(choice).recipe.exchange.name, **rates)
         old, new = self._group(self.decision.choice), self._group(choice)
-        self._left = (self._family(self.decision.choice), self.experience.median())
+        self._left = (self._family(self.decision.choice), self._cost(replace(was, seconds=self.experience.median())))
         if choice == self._before and self.experience.observations <= 3 * ENOUGH:
             if old != new:
                 self.experience.failed(old, step)
@@ -310,6 +322,7 @@ class Controller:
         self._before = self.decision.choice
         self.decision = Decision(self.decision.number + 1, choice, self._every())
         # While the line moves, what differs is the line and not what a candidate makes of it.
+        self._doubts = _ASK if self._since_jump < ENOUGH and self._left[0] != self._family(choice) else 0
         known = self._main(choice).name in self.learner.factors
         self._entering = 0 if self._since_jump < ENOUGH else 1 if known else 2
         self.experience.recipe_changed()
@@ -344,8 +357,8 @@ class Controller:
             numbers = [n for n, one in enumerate(self.candidates) if one.family == family]
             best = min(numbers, key=lambda n: self._cost(self.points[n]))
             gap = self._cost(self.points[best]) / now - 1
-            if family == self._left[0] and self._now().seconds > _REGRET * self._left[1]:
-                gap = min(gap, _DOUBT)  # before the change steps were shorter: was it really the line?
+            if family == self._left[0] and now > _REGRET * self._left[1]:
+                gap = min(gap, _DOUBT)  # before the change steps cost less: was it really the line?
             if self.canaries.due(family, step, gap=gap):
                 return best
         return None
