@@ -152,7 +152,7 @@ def table(found: dict[str, Any]) -> str:
         decided = " → ".join(f"{event['recipe']} (step {event['step']})" for event in told) or "dense"
         best, dense, over = one["best_fixed"], rows.get("ddp"), one["auto_over_best"]
         loss = one.get("loss_over_dense")
-        price = "-" if loss is None else f"{100 * (loss - 1):+.1f} %"
+        price = "-" if loss is None else f"{round(100 * (loss - 1), 1) + 0.0:+.1f} %"
         lines.append(
             f"| {one['network'].replace('@0s', '').replace(';', ' → ')} | {shown(rows['auto'])} | `{best}` "
             f"{shown(rows[best])} | {'-' if dense is None else shown(dense)} | {over:.2f} | {price} | {decided} |"
