@@ -197,7 +197,11 @@ class Controller:
 
     def _doubted(self) -> int | None:
         """What was left because of the line, while steps cost more than before: a few canaries say whether it was."""
-        if self._doubts == 0 or self._before is None or self._cost(self._now()) < _REGRET * self._left[1]:
+        if self._doubts == 0 or self._before is None:
+            return None
+        if self._cost(self._now()) < _REGRET * self._left[1]:
+            if self.experience.settled:  # measured and well: do not predict for this in every round
+                self._doubts = 0
             return None
         self._doubts -= 1
         return self._before[main_kind(self.outlook.kinds)]
