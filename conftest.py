@@ -10,7 +10,7 @@ import pytest
 # Before triton is imported, which is when it chooses. On a machine with a GPU, TRITON_INTERPRET=0 runs them on it.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-_TOGETHER = "tests/multi"  # the folder whose tests share ranks, which take long to start
+_TOGETHER = "tests/distributed"  # the folder whose tests share ranks, which take long to start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from thinwire.bench.machine import describe_machine
-from thinwire.bench.models import Gpt
-from thinwire.observe import JsonLines
+from thinwire.lab.compare.machine import describe_machine
+from thinwire.lab.compare.models import Gpt
+from thinwire.reduce import JsonLines
 
 SCHEMA = 1
 TARGETS = {"dense / plain, 4 processes": 1.03, "dense / plain, 1 process": 1.02, "threshold-k observed / not": 1.01}

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire.bench.machine import describe_machine
-from thinwire.bench.models import Gpt
+from thinwire.lab.compare.machine import describe_machine
+from thinwire.lab.compare.models import Gpt
 
 SCHEMA = 1
 WORLD_SIZES = (4, 8)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
-from thinwire.bench.workloads import Workload, workload
-from thinwire.mail import GlooMail
+from thinwire.comm.peers import GlooMail
+from thinwire.lab.compare.workloads import Workload, workload
 
 
 class Lossy:

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from thinwire import LocalGroup, parse
-from thinwire.bench.machine import describe_machine
-from thinwire.bench.workloads import GptOnSources, workload
-from thinwire.exchange.parcels import one_dimensional_or_tiny
+from thinwire.lab.compare.machine import describe_machine
+from thinwire.lab.compare.workloads import GptOnSources, workload
+from thinwire.reduce.buckets import one_dimensional_or_tiny
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thinwire.bench.machine import describe_machine
-from thinwire.bench.verify import RECIPES, as_text, summary, verify
+from thinwire.lab.compare.machine import describe_machine
+from thinwire.lab.compare.verify import RECIPES, as_text, summary, verify
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "plan.md"

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from thinwire.simulate import Settings, simulate
+from thinwire.lab.simulate import Settings, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 CODEC = "min_max:4,block=512"

@@ -9,6 +9,8 @@ import io
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,10 @@ import thinwire as tw
 from thinwire import Codec, Draw
 from thinwire.codecs.low_rank import LowRank
 from thinwire.codecs.sparse import SparseCodec
-from thinwire.exchange.parcels import TINY, one_dimensional_or_tiny
 from thinwire.kernels import reference
-from thinwire.observe import BucketRecord, Meter, Records
-from thinwire.recipe import STAGES
+from thinwire.recipe.compose import STAGES
+from thinwire.reduce import BucketRecord, Meter, Records
+from thinwire.reduce.buckets import TINY, one_dimensional_or_tiny
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "thinwire"
@@ -132,11 +134,15 @@ def test_counts_in_the_readme() -> None:
 # --------------------------------------------------------------------------------------------------- architecture
 
 
-def test_the_tree_names_every_file_and_no_other() -> None:
-    tree = blocks(ROOT / "docs" / "architecture.md", "text")[0]
-    named = {line.split()[0] for line in tree.splitlines() if line.strip()}
-    real = {path.relative_to(SOURCE) for path in SOURCE.rglob("*") if path.is_file()}
-    assert named == {path.as_posix() for path in real if "__pycache__" not in path.parts}
+def test_the_file_list_is_fresh() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs" / "make_tree.py"), "--check"], timeout=60)
+    assert done.returncode == 0, "run python docs/make_tree.py"
+
+
+def test_every_module_says_what_it_is_in_one_line() -> None:
+    make_tree = module_at(ROOT / "docs" / "make_tree.py")
+    lines = {path: make_tree.first_line(path) for path in SOURCE.rglob("*.py") if path.name != "__main__.py"}
+    assert not [path for path, line in lines.items() if not 20 <= len(line) <= 117]
 
 
 def test_the_order_of_units_is_the_one_that_is_tested() -> None:

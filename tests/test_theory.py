@@ -17,7 +17,7 @@ import torch
 from scipy import integrate, optimize, stats
 
 from thinwire import kernels, theory
-from thinwire.draw import Draw
+from thinwire.rng import Draw
 
 Vector = npt.NDArray[np.float64]
 Error = Callable[[Vector], float]  # E|C(x) - x|^2 / |x|^2, exactly

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.bench.models import Cnn
-from thinwire.simulate import Settings, simulate
-from thinwire.topology import Topology, exponential, ring, star, torus
+from thinwire.gossip.topology import Topology, exponential, ring, star, torus
+from thinwire.lab.compare.models import Cnn
+from thinwire.lab.simulate import Settings, simulate
 
 from . import decentralized_sections as sections
 from . import decentralized_theory as theory

@@ -16,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinwire.bench.models import Mlp
-from thinwire.bench.workloads import Batch, CnnOnImages, MlpOnDigits
 from thinwire.codecs.base import Codec
 from thinwire.gossip import decentralize
 from thinwire.gossip.absolute import gossip_codec
 from thinwire.gossip.tensors import Flat
-from thinwire.simulate.learners import Batched
-from thinwire.simulate.links import Links
-from thinwire.simulate.office import Office
-from thinwire.topology import Topology
+from thinwire.gossip.topology import Topology
+from thinwire.lab.compare.models import Mlp
+from thinwire.lab.compare.workloads import Batch, CnnOnImages, MlpOnDigits
+from thinwire.lab.simulate.learners import Batched
+from thinwire.lab.simulate.links import Links
+from thinwire.lab.simulate.office import Office
 
 LOST = 1e3  # a training loss beyond which a run counts as diverged
 RATE = 0.05  # learning rate of all runs on images

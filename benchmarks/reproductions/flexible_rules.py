@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from thinwire.adapt.candidates import DENSITIES, energy_at
-from thinwire.adapt.pareto import Point, front, soonest
-from thinwire.plan import textbook
-from thinwire.plan.textbook import Line
+from thinwire.auto.candidates import DENSITIES, energy_at
+from thinwire.auto.pareto import Point, front, soonest
+from thinwire.predict import textbook
+from thinwire.predict.textbook import Line
 
 from .flexible_published import SCHEDULES, SIZES, STEP_MS, WORKERS, Phase
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.bench.runner import Settings, compare
-from thinwire.bench.workloads import workload
-from thinwire.plan import textbook
-from thinwire.plan.textbook import Line
+from thinwire.lab.compare.runner import Settings, compare
+from thinwire.lab.compare.workloads import workload
+from thinwire.predict import textbook
+from thinwire.predict.textbook import Line
 
 from .flexible_published import SCHEDULES, SIZE_IN_CODE, SIZES, STEP_MS, WAYS, WORKERS, cells, scaled
 from .flexible_rules import RULES, against_brute_force, chosen_ratios

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from thinwire import Recipe, parse
-from thinwire.bench.workloads import Workload, workload
-from thinwire.exchange.carrier import Carrier
-from thinwire.exchange.local_group import LocalNetwork, on_all_ranks
-from thinwire.simulate.learners import set_rates
+from thinwire.comm.local import LocalNetwork, on_all_ranks
+from thinwire.lab.compare.workloads import Workload, workload
+from thinwire.lab.simulate.learners import set_rates
+from thinwire.reduce.carrier import Carrier
 
 from .flexible_published import SCHEDULES, WORKERS, phase_at
 from .flexible_rules import RULES, Choice, curve_of, dense_step, step_of

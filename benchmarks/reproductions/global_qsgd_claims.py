@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire import theory
-from thinwire.plan.textbook import global_qsgd_pays
+from thinwire.predict.textbook import global_qsgd_pays
 
 from .global_qsgd_training import BLOCKS, EXPONENTIAL, LINEAR, POWERSGD, QSGD
 from .page import HOLDS, IN_PART, NOT, NOT_TESTABLE, Claim, shown, spread

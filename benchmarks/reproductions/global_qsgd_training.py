@@ -11,14 +11,14 @@ from global_qsgd_blocks import quantized_mean, square_sum
 from torch import Tensor
 
 import thinwire as tw
-from thinwire.bench.runner import Settings, compare
-from thinwire.bench.workloads import Workload, workload
-from thinwire.exchange.parcels import one_dimensional_or_tiny
-from thinwire.simulate.learners import held_out, set_rates
-from thinwire.simulate.links import Links
-from thinwire.simulate.network import SimNetwork
-from thinwire.simulate.pace import Pace
-from thinwire.simulate.recipe_run import RecipeRun, layout_of
+from thinwire.lab.compare.runner import Settings, compare
+from thinwire.lab.compare.workloads import Workload, workload
+from thinwire.lab.simulate.learners import held_out, set_rates
+from thinwire.lab.simulate.links import Links
+from thinwire.lab.simulate.network import SimNetwork
+from thinwire.lab.simulate.pace import Pace
+from thinwire.lab.simulate.recipe_run import RecipeRun, layout_of
+from thinwire.reduce.buckets import one_dimensional_or_tiny
 
 from .run import RESULTS, Options
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from thinwire.bench.machine import describe_machine
+from thinwire.lab.compare.machine import describe_machine
 
 from .page import Page
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
-from thinwire.study.result import WORDS, percent
+from thinwire.lab.study.result import WORDS, percent
 
 from . import top_k_claims as claims
 from . import top_k_costs as costs

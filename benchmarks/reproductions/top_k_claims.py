@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from thinwire.study.result import percent
+from thinwire.lab.study.result import percent
 
 from .page import HOLDS, IN_PART, NOT, NOT_TESTABLE, Claim, Spread, shown, spread
 

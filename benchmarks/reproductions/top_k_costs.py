@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.study.result import percent
+from thinwire.lab.study.result import percent
 
 from . import top_k_claims as claims
 from .chart import Bar, Line, bars, lines

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.bench.runner import Settings as CompareSettings
-from thinwire.bench.runner import compare
-from thinwire.bench.workloads import CnnOnImages, GptOnSources, MlpOnDigits, SmallMlpOnDigits, Workload
-from thinwire.simulate.learners import held_out
-from thinwire.study.gradients import Settings, Training
-from thinwire.study.portrait import Lens
-from thinwire.study.selector_data import DRAWN, Drawn, Recorded
-from thinwire.study.selectors import one_tensor, with_feedback
+from thinwire.lab.compare.runner import Settings as CompareSettings
+from thinwire.lab.compare.runner import compare
+from thinwire.lab.compare.workloads import CnnOnImages, GptOnSources, MlpOnDigits, SmallMlpOnDigits, Workload
+from thinwire.lab.simulate.learners import held_out
+from thinwire.lab.study.gradients import Settings, Training
+from thinwire.lab.study.portrait import Lens
+from thinwire.lab.study.selector_data import DRAWN, Drawn, Recorded
+from thinwire.lab.study.selectors import one_tensor, with_feedback
 
 from .run import Options
 

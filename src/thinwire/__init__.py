@@ -7,8 +7,8 @@ True
 """
 
 from . import theory
-from .adapt import auto
 from .attach import Link, attach
+from .auto import auto
 from .codecs.base import Codec
 from .codecs.cast import bf16, fp8, fp16, fp32
 from .codecs.global_qsgd import global_qsgd
@@ -17,18 +17,18 @@ from .codecs.quantize import abs_max, min_max, natural, qsgd, sign, terngrad
 from .codecs.rotated import rotated
 from .codecs.sparsify import dgc_k, gaussian_k, random_k, top_k, trimmed_k
 from .codecs.threshold_k import threshold_k
-from .comm import Communicator
-from .draw import Draw
+from .comm.communicator import Communicator
+from .comm.peers import mail_at
 from .errors import AttachError, ExchangeError, MessageError, OptionError, RecipeError, StateError, ThinwireError
 from .exchange import Exchange, all_gather, all_reduce, local, shared_top_k, two_shot
-from .exchange.local_group import LocalGroup
 from .gossip import Decentralized, decentralize
-from .mail import mail_at
+from .gossip.topology import Topology, complete, exponential, from_graph, one_peer_exponential, ring, star, torus
+from .lab.study import study  # the function takes the name of its package: see there
 from .memory import Memory, error_feedback, momentum_correction
-from .presets import PRESETS
-from .recipe import Recipe, chain, parse
-from .study import study  # the function takes the name of its package: see there
-from .topology import Topology, complete, exponential, from_graph, one_peer_exponential, ring, star, torus
+from .recipe.compose import Recipe, chain, parse
+from .recipe.presets import PRESETS
+from .reduce.local_group import LocalGroup
+from .rng import Draw
 
 __version__ = "0.1.0"
 

@@ -15,14 +15,14 @@ import pytest
 import thinwire
 
 SCRIPT = Path(sys.executable).parent / "thinwire"
-COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-c", "from thinwire.cli import main; main()"]
+COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-c", "from thinwire.cli.main import main; main()"]
 FIELDS = {"name", "density", "seconds", "x_copy", "x_add", "x_torch"}
 PLAIN = {"quantize_int8", "quantize_int4", "dequantize_add_int8"}
 
 # Importing torch takes longer than being refused: one process makes all the mistakes, each as if it were alone.
 MAKE_MISTAKES = """
 import contextlib, io, json, sys
-from thinwire.cli import main
+from thinwire.cli.main import main
 
 results = []
 for arguments in json.loads(sys.argv[1]):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli import main
+from thinwire.cli.main import main
 
 GIVEN = ["--params", "25.6M", "--step-time", "120ms", "--device", "a100"]
 

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 import torch
-from common import INF, NAN, assert_error_within, assert_sizes, gaussian, hard_inputs, through
 
+from support.inputs import INF, NAN, assert_error_within, assert_sizes, gaussian, hard_inputs, through
 from thinwire.codecs import bf16, fp8, fp16, fp32
 from thinwire.codecs.cast import Bf16, Fp8, Fp16, Fp32
 from thinwire.errors import OptionError

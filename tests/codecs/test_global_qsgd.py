@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from common import (
+
+from support.inputs import (
     INF,
     NAN,
     assert_error_within,
@@ -18,11 +19,10 @@ from common import (
     repeated,
     through,
 )
-
 from thinwire import theory
 from thinwire.codecs import global_qsgd
-from thinwire.draw import Draw
 from thinwire.errors import OptionError
+from thinwire.rng import Draw
 
 WORLDS = (1, 2, 3, 4, 8, 16)
 NORMS = ("linf", "l2")

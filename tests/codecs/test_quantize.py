@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from common import (
+
+from support.inputs import (
     INF,
     NAN,
     assert_error_within,
@@ -20,11 +21,10 @@ from common import (
     repeated,
     through,
 )
-
 from thinwire.codecs import abs_max, min_max, natural, qsgd, sign, terngrad
 from thinwire.codecs.scales import block_means, times_scale
-from thinwire.draw import Draw
 from thinwire.errors import OptionError
+from thinwire.rng import Draw
 
 KEY = Draw(seed=0).key()
 QSGD = [qsgd(bits, block=64) for bits in range(1, 9)]

@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from common import (
+
+from support.inputs import (
     INF,
     NAN,
     assert_sizes,
@@ -19,12 +20,11 @@ from common import (
     repeated,
     through,
 )
-
 from thinwire import theory
 from thinwire.codecs import rotated
 from thinwire.codecs.rotated import _CODEWORDS
-from thinwire.draw import Draw
 from thinwire.errors import OptionError
+from thinwire.rng import Draw
 
 BITS = (1, 2, 3, 4)
 

@@ -14,8 +14,8 @@ from thinwire.codecs.base import Codec
 from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.sparse import SparseCodec, Sparsifier, largest, sampled_threshold
 from thinwire.codecs.sparsify import GaussianK, RandomK, random_positions
-from thinwire.draw import Draw
 from thinwire.errors import MessageError, OptionError
+from thinwire.rng import Draw
 
 Make = Callable[..., Sparsifier]
 SELECTORS: list[Make] = [top_k, gaussian_k, dgc_k, trimmed_k]

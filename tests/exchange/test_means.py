@@ -7,7 +7,9 @@ from collections import Counter
 
 import pytest
 import torch
-from ranks import (
+from torch import Tensor
+
+from support.ranks import (
     EPS,
     RECIPES,
     SHARED_RECIPES,
@@ -21,8 +23,6 @@ from ranks import (
     summation_error,
     true_mean,
 )
-from torch import Tensor
-
 from thinwire import Draw, OptionError, parse
 from thinwire.codecs import Codec
 from thinwire.exchange import TwoShot

@@ -7,7 +7,9 @@ import math
 
 import pytest
 import torch
-from ranks import (
+from torch import Tensor
+
+from support.ranks import (
     EPS,
     RECIPES,
     SHARED_RECIPES,
@@ -21,8 +23,6 @@ from ranks import (
     run,
     same_bits,
 )
-from torch import Tensor
-
 from thinwire import parse
 from thinwire.exchange.two_shot import pieces
 

@@ -9,8 +9,9 @@ import math
 
 import pytest
 import torch
-from ranks import Ranks, noise, true_mean
 from torch import Tensor
+
+from support.ranks import Ranks, noise, true_mean
 
 BLOCK = 64
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from crew import Faulty, goals, on_threads, train, trainer
 from torch import Tensor
 
+from support.crew import Faulty, goals, on_threads, train, trainer
+from thinwire.comm.peers import LocalMail
 from thinwire.errors import ExchangeError, MessageError
 from thinwire.gossip.letter import Kind, Letter
-from thinwire.mail import LocalMail
-from thinwire.topology import complete, ring, star
+from thinwire.gossip.topology import complete, ring, star
 
 NUMEL = 256
 ALGORITHMS = [

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from crew import Quadratic, goals, on_threads, train, trainer
 from torch import nn
 
+from support.crew import Quadratic, goals, on_threads, train, trainer
+from thinwire.comm.peers import LocalMail
 from thinwire.errors import OptionError, StateError
 from thinwire.gossip import decentralize
 from thinwire.gossip.absolute import gossip_codec
 from thinwire.gossip.choco import Choco
-from thinwire.mail import LocalMail
-from thinwire.topology import exponential, one_peer_exponential, ring
+from thinwire.gossip.topology import exponential, one_peer_exponential, ring
 
 ALGORITHMS = [
     ("dpsgd", "fp32"), ("naive", "min_max:8,block=64"), ("dcd", "min_max:4,block=64"), ("ecd", "absolute:8,step=0.05"),

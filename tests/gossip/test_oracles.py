@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from crew import goals, on_threads, train, trainer
 from torch import Tensor
 
+from support.crew import goals, on_threads, train, trainer
 from thinwire.codecs.base import Codec
-from thinwire.draw import Draw
+from thinwire.comm.peers import LocalMail
 from thinwire.gossip.absolute import gaussian_noise, gossip_codec
 from thinwire.gossip.choco import default_consensus_step
-from thinwire.mail import LocalMail
-from thinwire.topology import Topology, complete, exponential, one_peer_exponential, ring, star, torus
+from thinwire.gossip.topology import Topology, complete, exponential, one_peer_exponential, ring, star, torus
+from thinwire.rng import Draw
 
 STEPS, NUMEL = 50, 1000
 

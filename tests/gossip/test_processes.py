@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 import torch
-from crew import goals, on_threads, train, trainer
 
-from thinwire.mail import LocalMail
-from thinwire.topology import ring
+from support.crew import goals, on_threads, train, trainer
+from thinwire.comm.peers import LocalMail
+from thinwire.gossip.topology import ring
 
-RANK = Path(__file__).with_name("rank.py")
+RANK = Path(__file__).parents[1] / "support" / "gossip_rank.py"
 
 
 class Process:
@@ -30,6 +30,7 @@ class Process:
 
     def __init__(self, **options: Any) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment["PYTHONPATH"] = str(RANK.parents[1])
         self.process = subprocess.Popen(
             [sys.executable, str(RANK), json.dumps(options)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from thinwire import kernels
-from thinwire.draw import Draw
 from thinwire.kernels import reference
+from thinwire.rng import Draw
 
 # Put before a script, this makes `import numba` fail as on a machine without it, and slowly, as a search on disk is.
 WITHOUT_NUMBA = """
@@ -209,7 +209,7 @@ def test_every_loop_releases_the_gil_and_is_cached() -> None:
 CACHE_STATISTICS = """
 import json, torch
 from thinwire import kernels
-from thinwire.draw import Draw
+from thinwire.rng import Draw
 x = torch.randn(300)
 kernels.checksum(x.view(torch.uint8)), kernels.all_finite(x), kernels.moments(x), kernels.block_abs_max(x, block=64)
 kernels.select(x, 1.0, capacity=300), kernels.scatter_add(x, torch.tensor([1], dtype=torch.int32), torch.ones(1))

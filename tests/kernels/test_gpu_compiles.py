@@ -18,7 +18,7 @@ import functools, re, torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction, mangle_type
-from thinwire.draw import Key
+from thinwire.rng import Key
 from thinwire.kernels import gpu
 
 def record(kernel, *args, **constants):

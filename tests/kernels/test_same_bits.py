@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.draw import Key
 from thinwire.errors import MessageError, OptionError
 from thinwire.kernels import packed_bytes, reference
+from thinwire.rng import Key
 
 cpu = pytest.importorskip("thinwire.kernels.cpu", exc_type=ImportError)
 gpu = pytest.importorskip("thinwire.kernels.gpu", exc_type=ImportError)

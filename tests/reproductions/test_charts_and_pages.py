@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import reproduce
-from browser import MISSING, Browser
 from hypothesis import given
 from hypothesis import strategies as st
 from reproductions.axis import Axis, brief
@@ -22,6 +21,7 @@ from reproductions.page import HOLDS, NOT, VERDICTS, Claim, Page, shown, spread,
 from scipy import stats
 
 from reproductions import run
+from support.browser import MISSING, Browser
 
 SVG = "{http://www.w3.org/2000/svg}"
 DOCS = Path(__file__).parents[2] / "docs" / "reproductions"

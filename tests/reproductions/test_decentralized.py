@@ -15,7 +15,7 @@ from reproductions.page import HOLDS, IN_PART, NOT, NOT_TESTABLE
 from reproductions.run import Options
 
 from reproductions import decentralized, decentralized_claims, decentralized_facts, decentralized_runs
-from thinwire.topology import Topology, exponential, ring, star, torus
+from thinwire.gossip.topology import Topology, exponential, ring, star, torus
 
 SMALL = Path(__file__).parent / "small" / "decentralized.json"
 Parts = dict[str, Any]

@@ -17,7 +17,7 @@ from reproductions.run import Options
 from reproductions import flexible, flexible_claims, flexible_figures, flexible_published, flexible_rules, flexible_runs
 from reproductions import flexible_choosing_claims as choosing
 from thinwire import parse
-from thinwire.adapt.candidates import DENSITIES
+from thinwire.auto.candidates import DENSITIES
 
 SMALL = Path(__file__).parent / "small" / "flexible.json"
 CURVE = (0.8, 0.6, 0.45, 0.33, 0.2)
@@ -62,7 +62,7 @@ def test_the_published_knee_stays_where_it_is_when_the_network_gets_slower() -> 
 
 
 def test_time_over_gain_is_the_least_of_the_grid() -> None:
-    from thinwire.adapt.candidates import energy_at
+    from thinwire.auto.candidates import energy_at
 
     phase = Phase(4, 5, 1.0)
     costs = [flexible_rules.step_of(one, phase).seconds / energy_at(one, CURVE) for one in flexible_rules.RATIOS]

@@ -28,7 +28,7 @@ from reproductions.page import HOLDS, IN_PART, NOT, NOT_TESTABLE
 
 from reproductions import global_qsgd, run
 from thinwire import theory
-from thinwire.plan.textbook import global_qsgd_pays
+from thinwire.predict.textbook import global_qsgd_pays
 
 SMALL = Path(__file__).parent / "small" / "global-qsgd.json"
 Parts = dict[str, Any]

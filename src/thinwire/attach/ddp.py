@@ -12,15 +12,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from ..adapt import Auto, auto
-from ..comm import Communicator
+from ..auto import Auto, auto
+from ..comm.communicator import Communicator
 from ..errors import AttachError, OptionError
-from ..exchange.parcels import FIRST_BUCKET, Exempt, Layout, Parameter, one_dimensional_or_tiny
-from ..observe import Meter, Sink
-from ..recipe import Recipe
+from ..recipe.compose import Recipe
+from ..reduce import Meter, Sink
+from ..reduce.buckets import FIRST_BUCKET, Exempt, Layout, Parameter, one_dimensional_or_tiny
+from ..reduce.recipes import checked_recipe
 from .copies import Detached
 from .link import Link, Scaler
-from .recipes import checked_recipe
 
 
 def attach(
@@ -46,7 +46,7 @@ def attach(
         exempt: which parameters travel exact: a function of name and parameter, or their names; `()` for none.
         scaler: the GradScaler in use, so that memories follow a change of its scale.
         seed: of all random draws.
-        sinks: where the numbers of every `log_every`-th step go; see `thinwire.observe`.
+        sinks: where the numbers of every `log_every`-th step go; see `thinwire.reduce`.
         sample_every: how often gain, memory norm and the agreement of the ranks are measured, if there are sinks.
 
     >>> import torch, torch.distributed as dist

@@ -14,27 +14,26 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from ..adapt import Auto
-from ..comm import Communicator
+from ..auto import Auto
+from ..comm.communicator import Communicator
 from ..errors import AttachError, ExchangeError, ThinwireError
-from ..exchange.carrier import Carrier
-from ..exchange.parcels import Layout, Parameter, Parcel, as_parameter
-from ..observe import BucketRecord, Meter, Sink
-from ..recipe import Recipe
-from . import checkpoint
-from .agreement import check_agreement
-from .conductor import Conductor
+from ..recipe.compose import Recipe
+from ..reduce import BucketRecord, Meter, Sink, checkpoint
+from ..reduce.agree import check_agreement
+from ..reduce.buckets import Layout, Parameter, Parcel, as_parameter
+from ..reduce.carrier import Carrier
+from ..reduce.courier import Courier
+from ..reduce.lanes import Conductor
+from ..reduce.recipes import carried_over, checked_recipe
+from ..reduce.step import Step
 from .copies import Detached, warn_of_copy
-from .courier import Courier
-from .recipes import carried_over, checked_recipe
-from .step import Step
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
-    from ..adapt.observation import Event
-    from ..adapt.pareto import Point
-    from .pilot import Pilot
+    from ..auto.observation import Event
+    from ..auto.pareto import Point
+    from ..auto.tuner import Pilot
 
 _log = logging.getLogger(__name__)
 _LANES = 2
@@ -92,7 +91,7 @@ class Link:
         self.pilot: Pilot | None = None
         self._agree_on(recipe, "recipe", auto)
         if auto is not None:
-            from .pilot import Pilot  # and all that predicts, which others do not need
+            from ..auto.tuner import Pilot  # and all that predicts, which others do not need
 
             device = self.parameters[0].device if self.parameters else torch.device("cpu")
             self.pilot = Pilot(auto, communicator, layout=layout, embeddings=embeddings or {}, device=device)

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..draw import Draw, Key
 from ..errors import MessageError, OptionError
-from ..stage import Stage
+from ..recipe.stage import Stage
+from ..rng import Draw, Key
 
 HEADER = struct.Struct("<4sIQQII")
 HEADER_BYTES = HEADER.size

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels, theory
-from ..draw import Draw, Key
+from ..rng import Draw, Key
 from .base import Codec, Shape, State
 from .scales import SCALE_BYTES, block_rule, put, sharing, take_scales, times_scale, usable_steps
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..draw import Draw, Key
+from ..rng import Draw, Key
 from .base import Codec, Shape, State
 from .cast import Bf16, Fp16, Fp32
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels, theory
-from ..draw import Key
+from ..rng import Key
 from .base import Codec, Shape, State
 from .scales import SCALE_BYTES, Grid, block_means, block_rule, put, sharing, take_scales, usable_steps
 

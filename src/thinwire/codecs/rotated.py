@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels, theory
-from ..draw import Key
+from ..rng import Key
 from .base import Codec, Shape, State
 from .scales import SCALE_BYTES, take_scales
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..draw import Key
 from ..kernels.layout import usable_steps as usable_steps
+from ..rng import Key
 
 SCALE_BYTES = 4  # float32
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..draw import Draw, Key
 from ..errors import OptionError
 from ..kernels import Selection
+from ..rng import Draw, Key
 from .base import Codec, Shape, State, padded
 from .cast import Fp32
 from .indices import INDEX_CODES, choose_index_code, decode_indices, encode_indices, index_bytes

@@ -12,20 +12,12 @@ import torch
 from torch import Tensor
 
 from .. import kernels, theory
-from ..draw import Draw, Key
 from ..errors import OptionError
 from ..kernels import Selection
+from ..rng import Draw, Key
 from .base import Shape, State
 from .cast import Bf16, Fp16, Fp32
-from .sparse import (
-    SparseCodec,
-    Sparsifier,
-    as_selection,
-    largest,
-    largest_of,
-    sampled_threshold,
-    select_all,
-)
+from .sparse import SparseCodec, Sparsifier, as_selection, largest, largest_of, sampled_threshold, select_all
 
 _SAMPLE, _POSITIONS, _ROUND = 2, 3, 16  # purposes of folded keys
 _SMALL = 4096  # elements up to which every position is drawn, because short permutations are not random enough

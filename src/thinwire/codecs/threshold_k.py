@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import kernels, theory
-from ..draw import Key
 from ..kernels import Selection
+from ..rng import Key
 from .base import State
 from .sparse import Sparsifier, as_selection, largest, non_finite, sampled_threshold
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import kernels
 from ..codecs.base import Codec, Shape
 from ..codecs.sparse import SparseCodec
-from ..comm import Network
+from ..comm.network import Network
 from .base import Cargo, Delivery, Exchange, delivered, exact_beside, message_bytes, start_mean
 from .script import Op, Script, Send, Wait, Work
 

@@ -15,7 +15,7 @@ from ..codecs.global_qsgd import GlobalQsgd
 from ..codecs.low_rank import LowRank
 from ..codecs.quantize import Natural
 from ..codecs.sparsify import RandomK
-from ..comm import Network
+from ..comm.network import Network
 from . import factors, global_scale
 from .base import FLOATS, Cargo, Delivery, Exchange, delivered, exact_beside
 from .script import Op, Script, Wait, Work, awaited_sum

@@ -12,9 +12,9 @@ from torch import Tensor
 from .. import kernels
 from ..codecs.base import Codec, Shape, State
 from ..codecs.cast import Bf16, Fp16, Fp32
-from ..comm import Network
-from ..draw import Draw
-from ..stage import Stage
+from ..comm.network import Network
+from ..recipe.stage import Stage
+from ..rng import Draw
 from .script import Op, Script, Send, sent_by
 
 FLOATS = (Fp32, Fp16, Bf16)  # what networks can add

@@ -16,8 +16,8 @@ from .. import kernels
 from ..codecs.base import Shape, State
 from ..codecs.cast import Bf16, Fp16, Fp32
 from ..codecs.low_rank import LowRank, sides
-from ..comm import Network
-from ..draw import Draw
+from ..comm.network import Network
+from ..rng import Draw
 from .base import EXACT_BYTES, FLOATS, Cargo, Delivery, Part, delivered
 from .script import Op, Script, Send, Wait, Work, awaited_sum
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import kernels, theory
 from ..codecs.global_qsgd import GlobalQsgd
-from ..comm import Network
+from ..comm.network import Network
 from ..errors import OptionError
 from .base import EXACT_BYTES, Cargo, Delivery, delivered, exact_beside, start_mean
 from .script import Op, Script, Send, Wait, Work, awaited_sum

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..codecs.base import Codec, Shape
-from ..comm import Network
+from ..comm.network import Network
 from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .base import Cargo, Delivery, Exchange

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..codecs.base import Codec
-from ..comm import FEW_RANKS, SMALL_SUM
+from ..comm.network import FEW_RANKS, SMALL_SUM
 
 Collective = Literal["all_reduce", "small_sum", "all_gather", "all_to_all", "broadcast", "swap"]
 Stage = Literal["hook", "pass", "encode", "add", "put", "select", "left", "right"]

@@ -15,7 +15,7 @@ from ..codecs.base import Codec, Shape
 from ..codecs.cast import Bf16, Fp16
 from ..codecs.sparse import Sparsifier
 from ..codecs.sparsify import RandomK
-from ..comm import Network
+from ..comm.network import Network
 from .all_reduce import FloatSum, floats_sum
 from .base import FLOATS, Cargo, Delivery, Exchange, delivered, exact_beside, start_mean
 from .script import Op, Script, Send, Wait, Work

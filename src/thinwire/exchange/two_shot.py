@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..codecs.base import Codec, Shape
 from ..codecs.low_rank import LowRank
-from ..comm import Network, Pending
+from ..comm.network import Network, Pending
 from ..errors import OptionError
 from .base import EXACT_BYTES, Cargo, Delivery, Exchange, delivered, sum_rows
 from .script import Op, Script, Send, Wait, Work

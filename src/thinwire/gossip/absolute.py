@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..codecs.base import Codec, Shape, State
 from ..codecs.scales import Grid
-from ..draw import Key
 from ..errors import OptionError, RecipeError
-from ..recipe import parse
+from ..recipe.compose import parse
+from ..rng import Key
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..comm import Communicator, Network
+from ..comm.communicator import Communicator
+from ..comm.network import Network
 from .tensors import Flat, statistics, trained
 from .wrapped import Wrapped
 

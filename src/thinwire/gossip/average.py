@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ExchangeError
-from ..topology import reachable
 from .letter import Kind, Letter
 from .rounds import Edge, Rounds
+from .topology import reachable
 
 
 class Averager:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
-from ..topology import Topology
+from .topology import Topology
 
 _log = logging.getLogger(__name__)
 _MEMORY = 20  # steps over which noise is averaged
@@ -15,7 +15,7 @@ _LEAST = 3  # steps before anything is said
 class Guard:
     """Averages |C(z) - z|^2 / |z|^2 over about 20 steps and compares it with the topology's limit.
 
-    >>> from thinwire.topology import ring
+    >>> from thinwire.gossip.topology import ring
     >>> guard = Guard(ring(8))
     >>> [guard.exceeded(noise) for noise in [0.5] * 30] == [False] * 30
     True

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
-from ..draw import Draw
+from ..rng import Draw
 from .views import Replicas, RunningSum, move
 
 

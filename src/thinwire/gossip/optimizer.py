@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from .. import kernels
 from ..codecs.base import Codec
-from ..comm import Network
+from ..comm.network import Network
+from ..comm.peers import GlooMail, Mail
 from ..errors import OptionError, StateError
-from ..mail import GlooMail, Mail
-from ..topology import Ring, Topology
 from .absolute import gossip_codec
 from .allreduce import AllReduced
 from .average import Averager
@@ -30,6 +29,7 @@ from .naive import Naive
 from .node import Node
 from .rounds import Rounds
 from .tensors import Flat, statistics, trained
+from .topology import Ring, Topology
 from .wrapped import Wrapped
 
 _log = logging.getLogger(__name__)
@@ -272,7 +272,7 @@ def decentralize(
     `mail_at("tcp://...")` for processes that may come back; otherwise the default process group. `network`: what
     allreduce travels by. `start_seconds`: how long to wait for the others at the start.
 
-    >>> from thinwire.mail import LocalMail
+    >>> from thinwire.comm.peers import LocalMail
     >>> net = nn.Linear(4, 1)
     >>> opt = decentralize(net, torch.optim.SGD(net.parameters(), lr=0.1), algorithm="dcd", mail=LocalMail.of(1)[0])
     >>> net(torch.ones(4)).sum().backward()

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ..comm.peers import GoneError, Mail
 from ..errors import ExchangeError, MessageError
-from ..mail import GoneError, Mail
-from ..topology import Topology, metropolis
 from .letter import Flag, Kind, Letter
 from .membership import Membership
 from .node import Node
+from .topology import Topology, metropolis
 
 _log = logging.getLogger(__name__)
 PATIENCE = 3  # rounds in a row without a letter after which a neighbour counts as gone

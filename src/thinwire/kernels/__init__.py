@@ -16,16 +16,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from . import reference
-from .layout import (
-    CHUNK,
-    ROTATION,
-    Moments,
-    Selection,
-    blocks_of,
-    checksum_term,
-    packed_bytes,
-    rotated_numel,
-)
+from .layout import CHUNK, ROTATION, Moments, Selection, blocks_of, checksum_term, packed_bytes, rotated_numel
 
 _log = logging.getLogger(__name__)
 _loading = threading.Lock()

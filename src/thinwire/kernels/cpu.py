@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..draw import Key
 from ..errors import OptionError
+from ..rng import Key
 from . import checks, cpu_quantize, cpu_rotated, cpu_select, reference
 from .fused import Keys
 from .layout import (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..draw import Key
+from ..rng import Key
 from .layout import ROTATION, blocks_of, rotated_numel, usable_steps
 
 Keys = tuple[Key, Key]  # of the two rounds

@@ -17,19 +17,10 @@ import torch
 import triton
 from torch import Tensor
 
-from ..draw import Key
 from ..errors import OptionError
+from ..rng import Key
 from . import checks, fused, gpu_quantize, gpu_select, reference
-from .layout import (
-    CHUNK,
-    ROTATION,
-    Moments,
-    Selection,
-    blocks_of,
-    magnitude_bits,
-    packed_bytes,
-    rotated_numel,
-)
+from .layout import CHUNK, ROTATION, Moments, Selection, blocks_of, magnitude_bits, packed_bytes, rotated_numel
 
 abs_max_encode = functools.partial(fused.abs_max_encode, sys.modules[__name__])
 rotated_encode = functools.partial(fused.rotated_encode, sys.modules[__name__])

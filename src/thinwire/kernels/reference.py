@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import Tensor
 
-from ..draw import Key
+from ..rng import Key
 from . import fused
 from .fused import Keys
 from .layout import (

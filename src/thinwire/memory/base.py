@@ -18,9 +18,9 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs.base import Codec, State
-from ..draw import Draw
 from ..errors import OptionError, StateError
-from ..stage import Stage
+from ..recipe.stage import Stage
+from ..rng import Draw
 
 Kept = dict[str, Tensor]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs.base import Codec, State
-from ..draw import Draw
+from ..rng import Draw
 from .base import Kept, Memory, RunningMemory
 
 

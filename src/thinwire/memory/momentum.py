@@ -12,8 +12,8 @@ from torch import Tensor
 from .. import kernels
 from ..codecs.base import Codec, State
 from ..codecs.sparse import SparseCodec
-from ..draw import Draw
 from ..errors import OptionError, StateError
+from ..rng import Draw
 from .base import Kept, Memory, RunningMemory
 
 

@@ -1,0 +1,5 @@
+"""The `thinwire` command."""
+
+from .main import main
+
+__all__ = ["main"]

@@ -1,0 +1,189 @@
+"""The collectives of a torch.distributed group. The only module that calls them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from ..errors import ExchangeError, OptionError
+from .network import FEW_RANKS, SMALL_SUM, Network, Op, Wait, Waiter, size_of
+
+# Newest first: torch renames collectives and warns about the old names.
+_NAMES = {
+    "all_reduce": ("all_reduce",),
+    "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+    "all_to_all": ("all_to_all_single",),
+    "broadcast": ("broadcast",),
+    "swap": ("batch_isend_irecv",),
+}
+
+
+def collective(kind: str, module: ModuleType = dist) -> Callable[..., Any]:
+    """The function of `torch.distributed` that does this, under the newest name that this version of torch has.
+
+    >>> collective("all_reduce").__name__
+    'all_reduce'
+    """
+    for name in _NAMES[kind]:
+        if hasattr(module, name):
+            found: Callable[..., Any] = getattr(module, name)
+            return found
+    raise OptionError(f"this torch has none of {', '.join(_NAMES[kind])}: install torch 2.6 or newer")
+
+
+class Communicator(Network):
+    """The collectives of a torch.distributed group (gloo or NCCL), None for the default group.
+
+    >>> from torch.distributed import HashStore, init_process_group, destroy_process_group
+    >>> init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    >>> comm = Communicator()
+    >>> comm.all_gather(torch.tensor([1.0, 2.0]))
+    tensor([[1., 2.]])
+    >>> comm.traffic.bytes  # alone, nothing is sent
+    0
+    >>> destroy_process_group()
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_initialized():
+            raise OptionError("there is no process group: call torch.distributed.init_process_group first")
+        self._group: dist.ProcessGroup | None = dist.group.WORLD if group is None else group
+        super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
+        self._own = False
+        self._sends_directly = self.world_size <= FEW_RANKS and "gloo" in dist.get_backend(self._group)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise ExchangeError("this communicator was closed")
+        return self._group
+
+    @property
+    def timeout(self) -> timedelta | None:
+        """How long a collective of this group may take, where torch tells."""
+        for device in self.group._device_types:
+            options = getattr(self.group._get_backend(device), "options", None)
+            if isinstance(found := getattr(options, "_timeout", None), timedelta):
+                return found
+        return None
+
+    def twin(self) -> Communicator:
+        """Another group of the same ranks, for another thread; all ranks call it at the same place.
+
+        It shares the timeout but no queue, so that two threads can each keep their own order.
+        """
+        ranks = dist.get_process_group_ranks(self.group)
+        # Ranks outside a subgroup do not know that its members make another one.
+        alone = len(ranks) != dist.get_world_size()
+        try:
+            group = dist.new_group(
+                ranks, timeout=self.timeout, backend=dist.get_backend(self.group), use_local_synchronization=alone
+            )
+        except RuntimeError as failure:
+            raise self.failure("new_group", failure) from failure
+        twin = Communicator(group)
+        twin._own = True
+        return twin
+
+    def close(self) -> None:
+        """Release the connections, if this communicator made them."""
+        group, self._group = self._group, None
+        if self._own and group is not None and dist.is_initialized():
+            with contextlib.suppress(ValueError):  # the program has destroyed all groups and begun anew
+                dist.destroy_process_group(group)
+
+    # -------------------------------------------------------------------------------------- torch.distributed
+
+    def _all_reduce(self, tensor: Tensor, op: Op) -> Wait:
+        operation = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+        return Waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True))
+
+    def _all_reduce_soon(self, tensor: Tensor, op: Op) -> Wait:
+        if self._sends_directly and tensor.is_contiguous() and 0 < size_of(tensor) <= SMALL_SUM:
+            return _TwoTrips(self, tensor.view(-1), op).wait
+        return self._all_reduce(tensor, op)
+
+    def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait:
+        flat = out.view(-1)  # gloo takes rows as one long tensor only
+        if self._sends_directly and size_of(tensor) <= SMALL_SUM:
+            rows = tensor.view(1, -1).expand(self.world_size, -1).contiguous()
+            return self._all_to_all(flat.view_as(rows), rows)
+        return Waiter(collective("all_gather")(flat, tensor.view(-1), group=self.group, async_op=True))
+
+    def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait:
+        return Waiter(collective("all_to_all")(out, rows, group=self.group, async_op=True))
+
+    def _broadcast(self, tensor: Tensor, source: int) -> Wait:
+        root = dist.get_global_rank(self.group, source)
+        return Waiter(collective("broadcast")(tensor, src=root, group=self.group, async_op=True))
+
+    def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Wait:
+        def far(peer: int) -> int:
+            return dist.get_global_rank(self.group, peer)
+
+        operations = [dist.P2POp(dist.irecv, tensor, far(peer), self.group) for peer, tensor in incoming.items()]
+        operations += [dist.P2POp(dist.isend, tensor, far(peer), self.group) for peer, tensor in outgoing.items()]
+        works = collective("swap")(operations)
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+
+        return wait
+
+
+@contextlib.contextmanager
+def joined(
+    backend: str = "gloo", *, meet_at: str | None = None, rank: int = 0, world_size: int = 1, minutes: float = 5
+) -> Iterator[Communicator]:
+    """The processes that meet at an address (`env://` under torchrun), or this one alone, until the end of the block.
+
+    >>> with joined() as alone:
+    ...     alone.world_size
+    1
+    """
+    if dist.is_initialized():
+        raise OptionError("there is a process group already: leave it out here, or call this in a process of its own")
+    timeout = timedelta(minutes=minutes)
+    if meet_at is None:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+    elif meet_at == "env://":
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, init_method=meet_at, rank=rank, world_size=world_size, timeout=timeout)
+    try:
+        yield Communicator()
+    finally:
+        dist.destroy_process_group()
+
+
+class _TwoTrips:
+    """An all-reduce of a small tensor: to the owners of its pieces, then their results to everyone.
+
+    A class and not a closure: a traceback keeps the functions of its frames even when they are cleared, and so what a
+    closure holds, which here are sockets.
+    """
+
+    def __init__(self, communicator: Communicator, flat: Tensor, op: Op) -> None:
+        self._communicator, self._flat, self._op = communicator, flat, op
+        ranks = communicator.world_size
+        self._rows = flat.new_zeros(ranks, -(-flat.numel() // ranks))
+        self._rows.view(-1)[: flat.numel()] = flat
+        self._came = torch.empty_like(self._rows)
+        self._arrives = communicator._all_to_all(self._came, self._rows)
+
+    def wait(self) -> None:
+        self._arrives()
+        total = self._came[0]
+        for row in self._came[1:]:  # in rank order, by one rank for all
+            total = total.add_(row) if self._op == "sum" else torch.maximum(total, row, out=total)
+        self._communicator._all_gather(self._rows, total)()
+        self._flat.copy_(self._rows.view(-1)[: self._flat.numel()])

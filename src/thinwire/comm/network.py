@@ -1,0 +1,231 @@
+"""The collectives that exchanges use, with a count of bytes and seconds, whatever carries them.
+
+Bytes are what this rank sends under the textbook algorithm (ring all-reduce and all-gather, direct all-to-all), so that
+they can be predicted; a broadcast is counted as the mean over the ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import ExchangeError, OptionError
+
+Op = Literal["sum", "max"]
+Wait = Callable[[], object]
+
+# gloo gathers and adds in a ring, n - 1 trips and 2 (n - 1). Where ranks are few and messages are small, they are there
+# sooner when each is sent to everyone at once: as many bytes, but one trip, or two (4 ranks, 10 ms: an all-gather takes
+# 21 ms instead of 69, an all-reduce of 126 kB 58 ms instead of 134).
+FEW_RANKS, SMALL_SUM = 8, 128 << 10
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What has been sent: calls, bytes of this rank, seconds with anything under way."""
+
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        return Traffic(self.calls - earlier.calls, self.bytes - earlier.bytes, self.seconds - earlier.seconds)
+
+
+class Pending:
+    """A collective under way. `wait()` returns its result when that may be used, and counts it."""
+
+    def __init__(self, network: Network, kind: str, sent: int, wait: Wait | None, result: Tensor) -> None:
+        self._network, self._kind, self._sent, self._wait = network, kind, sent, wait
+        self._result = result
+        self._begin = time.perf_counter()
+        self._end = _End.of(wait) if network.spans is not None else None
+
+    def wait(self) -> Tensor:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            try:
+                wait()
+            except RuntimeError as failure:
+                raise self._network.failure(self._kind, failure) from failure
+            finally:
+                ended = None if self._end is None else self._end.at
+                self._network._count(self._kind, self._sent, self._begin, ended)
+        return self._result
+
+
+class _End:
+    """When a collective was over, which may be long before anyone waits for it."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    @classmethod
+    def of(cls, wait: Wait | None) -> _End | None:
+        if not isinstance(wait, Waiter):
+            return None
+        end = cls()
+        wait.work.get_future().add_done_callback(end._note)
+        return end
+
+    def _note(self, future: object) -> None:
+        self.at = time.perf_counter()
+
+
+class Network(ABC):
+    """Collectives over `world_size` ranks, of which this is `rank`. All ranks call the same ones in the same order."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.first_start: float | None = None  # time.perf_counter() of the first collective of this lap
+        self.spans: list[tuple[float, float]] | None = None  # a list to have every collective's begin and end in it
+        self._traffic: dict[str, Traffic] = {}
+        self._counted_until = 0.0
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------- collectives
+
+    def start_all_reduce(self, tensor: Tensor, *, op: Op = "sum", soon: bool = False) -> Pending:
+        """Begin to replace `tensor` by its sum or maximum over the ranks; the result has the same bits everywhere.
+
+        These are the bits of torch's own all-reduce, but not with `soon`: then it is waited for with little else to do,
+        and a small tensor may take a shorter way whose second half begins at `wait`.
+        """
+        sent = 2 * size_of(tensor) * (self.world_size - 1) // self.world_size
+        how = self._all_reduce_soon if soon else self._all_reduce
+        return self._start("all_reduce", sent, tensor, lambda: how(tensor, op))
+
+    def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> Tensor:
+        """`tensor`, in place, summed over the ranks (or the maximum)."""
+        return self.start_all_reduce(tensor, op=op, soon=True).wait()
+
+    def start_all_gather(self, tensor: Tensor, *, out: Tensor | None = None) -> Pending:
+        """Begin to collect the tensors of all ranks, which must stay as they are until the end."""
+        shape = (self.world_size, *tensor.shape)
+        out = tensor.new_empty(shape) if out is None else out.view(shape)
+        if self.world_size == 1:
+            out.copy_(tensor[None])
+        sent = size_of(tensor) * (self.world_size - 1)
+        return self._start("all_gather", sent, out, lambda: self._all_gather(out, tensor.contiguous()))
+
+    def all_gather(self, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """The tensors of all ranks as rows, in rank order."""
+        return self.start_all_gather(tensor, out=out).wait()
+
+    def start_all_to_all(self, rows: Tensor, *, out: Tensor | None = None) -> Pending:
+        """Begin to send row j to rank j; the rows must stay as they are until the end."""
+        if rows.shape[0] != self.world_size:
+            raise OptionError(f"all_to_all needs one row for each of {self.world_size} ranks, got {rows.shape[0]}")
+        out = torch.empty_like(rows, memory_format=torch.contiguous_format) if out is None else out
+        if self.world_size == 1:
+            out.copy_(rows)
+        sent = size_of(rows) * (self.world_size - 1) // self.world_size
+        return self._start("all_to_all", sent, out, lambda: self._all_to_all(out, rows.contiguous()))
+
+    def all_to_all(self, rows: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Row j goes to rank j; what comes back has the row from rank j in place j."""
+        return self.start_all_to_all(rows, out=out).wait()
+
+    def broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
+        """`tensor`, in place, as rank `source` has it."""
+        sent = size_of(tensor) * (self.world_size - 1) // self.world_size
+        return self._start("broadcast", sent, tensor, lambda: self._broadcast(tensor, source)).wait()
+
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Send to some ranks and receive from some, all at once: what neighbours in a graph do."""
+        if outgoing.keys() or incoming.keys():
+            sent = sum(map(size_of, outgoing.values()))
+            self._start("swap", sent, torch.empty(0), lambda: self._swap(outgoing, incoming)).wait()
+
+    def take_spans(self) -> list[tuple[float, float]]:
+        """Begin and end of the collectives since the last call, if `spans` is a list."""
+        with self._lock:
+            spans, self.spans = self.spans or [], None if self.spans is None else []
+            return spans
+
+    def begin_lap(self) -> None:
+        """Forget `first_start`: the next collective sets it."""
+        self.first_start = None
+
+    def _start(self, kind: str, sent: int, result: Tensor, launch: Callable[[], Wait]) -> Pending:
+        self.first_start = self.first_start or time.perf_counter()
+        if self.world_size == 1:
+            return Pending(self, kind, 0, None, result)
+        try:
+            return Pending(self, kind, sent, launch(), result)
+        except RuntimeError as failure:
+            raise self.failure(kind, failure) from failure
+
+    def failure(self, kind: str, cause: RuntimeError) -> ExchangeError:
+        """What to raise when a collective did not come to its end."""
+        why = " ".join(str(cause).split())
+        return ExchangeError(f"{kind} between {self.world_size} ranks failed on rank {self.rank}: {why}")
+
+    # ------------------------------------------------------------------------------------- what a network defines
+
+    @abstractmethod
+    def _all_reduce(self, tensor: Tensor, op: Op) -> Wait: ...
+
+    def _all_reduce_soon(self, tensor: Tensor, op: Op) -> Wait:
+        return self._all_reduce(tensor, op)
+
+    @abstractmethod
+    def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait: ...
+
+    @abstractmethod
+    def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait: ...
+
+    @abstractmethod
+    def _broadcast(self, tensor: Tensor, source: int) -> Wait: ...
+
+    @abstractmethod
+    def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Wait: ...
+
+    # ---------------------------------------------------------------------------------------------- counting
+
+    def _count(self, kind: str, sent: int, begin: float, end: float | None = None) -> None:
+        now = time.perf_counter()
+        with self._lock:
+            if self.spans is not None:
+                self.spans.append((begin, end or now))
+            traffic = self._traffic.setdefault(kind, Traffic())
+            traffic.calls += 1
+            traffic.bytes += sent
+            traffic.seconds += now - max(begin, self._counted_until)  # time with several under way passes once
+            self._counted_until = now
+
+    @property
+    def traffic(self) -> Traffic:
+        """Everything so far; subtract two of them to know what went between."""
+        with self._lock:
+            kinds = list(self._traffic.values())
+            return Traffic(sum(t.calls for t in kinds), sum(t.bytes for t in kinds), sum(t.seconds for t in kinds))
+
+    def traffic_by_kind(self) -> dict[str, Traffic]:
+        """The same for each collective."""
+        with self._lock:
+            return {kind: dataclasses.replace(traffic) for kind, traffic in self._traffic.items()}
+
+
+class Waiter:
+    """Waits for a collective of torch."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self.work = work
+
+    def __call__(self) -> object:
+        return self.work.wait()
+
+
+def size_of(tensor: Tensor) -> int:
+    """Bytes of its elements."""
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,1 @@
+"""What `thinwire kernels` times."""

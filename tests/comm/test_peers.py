@@ -1,0 +1,65 @@
+"""Letters by gloo, without training: what is sent arrives, and who leaves can leave."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from thinwire.comm.peers import GlooMail, GoneError
+
+
+@pytest.fixture
+def pair() -> tuple[GlooMail, GlooMail]:
+    store, found = dist.HashStore(), {}
+
+    def meet(rank: int) -> None:
+        mail = GlooMail(store, rank, 2)
+        assert mail.connect([1 - rank], seconds=30.0) == [1 - rank]
+        found[rank] = mail
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found[0], found[1]
+
+
+def letter(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+def test_letters_of_many_sizes_arrive_in_order(pair: tuple[GlooMail, GlooMail]) -> None:
+    a, b = pair
+    sizes = [5, 5, 5, 100_000, 5, 1, 100_000, 100_000, 0, 7]
+    for number, size in enumerate(sizes):
+        a.send(1, torch.full((size,), number, dtype=torch.uint8))
+    for number, size in enumerate(sizes):
+        found = b.receive(0, until=time.monotonic() + 30)
+        assert found is not None
+        assert torch.equal(found, torch.full((size,), number, dtype=torch.uint8))
+    assert a.sent_bytes == sum(sizes)
+    assert b.receive(0, until=time.monotonic() + 0.01) is None
+    a.close()
+    b.close()
+
+
+def test_who_leaves_first_leaves_no_thread_in_gloo_although_the_other_stays(pair: tuple[GlooMail, GlooMail]) -> None:
+    a, b = pair
+    a.send(1, letter(7))
+    mine = list(a._edges[1]._threads)
+    begin = time.monotonic()
+    a.close()
+    assert time.monotonic() - begin < 4.0  # it did not have to wait until the other one leaves too
+    assert not any(thread.is_alive() for thread in mine)
+    found = b.receive(0, until=time.monotonic() + 30)
+    assert found is not None
+    assert found.tolist() == [7]
+    with pytest.raises(GoneError, match="left"):
+        b.receive(0, until=time.monotonic() + 30)
+    b.send(0, letter(1))  # to nobody: no error, no hang
+    b.close()

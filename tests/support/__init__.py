@@ -1,0 +1,1 @@
+"""What several tests share: ranks, pools of processes, invented results, a browser."""
