@@ -1,6 +1,7 @@
 # make setup      the environment, in .venv (once; again when pyproject.toml or constraints.txt changes)
 # make test       what continuous integration runs: lint, types, tests, doctests
 # make test-all   the same and the slow proofs
+# make test-gpu   prove what holds on the GPUs of this machine, in prove.json and prove.html (docs/gpu.md)
 # make demo       see it work
 # make reproduce-NAME   measure again what a paper claims and build docs/reproductions/NAME.md, up to 20 minutes;
 #                       NAME is top-k, global-qsgd, flexible or decentralized
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.installed
 
 REPRODUCTIONS := reproduce-top-k reproduce-global-qsgd reproduce-flexible reproduce-decentralized
 
-.PHONY: setup demo network-tools browser test test-all lint format clean $(REPRODUCTIONS)
+.PHONY: setup demo network-tools browser test test-all test-gpu lint format clean $(REPRODUCTIONS)
 
 setup: $(STAMP)
 	@:
@@ -35,7 +36,7 @@ demo: setup network-tools
 		--json demo.json --report demo.html
 
 $(REPRODUCTIONS): reproduce-%: setup network-tools
-	$(BIN)/python benchmarks/reproduce.py $*
+	$(BIN)/python -m benchmarks.papers.reproduce $*
 
 # What pip cannot install. Without them the network is paced in the workers, and the browser tests are skipped.
 network-tools:
@@ -71,6 +72,17 @@ test: lint network-tools browser
 
 test-all: lint network-tools browser
 	$(PYTEST) -m ""
+
+# What pytest runs on a GPU if there is one: without TRITON_INTERPRET=0 its kernels would run in Triton's interpreter.
+GPU_TESTS := tests/kernels tests/lab/prove/test_prove_kernels.py
+
+test-gpu: setup
+	$(BIN)/python -m thinwire prove
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GPU_TESTS); \
+	else \
+		echo "skipped: the tests for GPUs, because torch sees no CUDA device"; \
+	fi
 
 format: setup
 	$(BIN)/ruff check --fix .

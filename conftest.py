@@ -22,7 +22,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file is a group, and all of `_TOGETHER` is one. Marks of xdist do not say so to pytest 9.2 any more."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             return _TOGETHER if nodeid.startswith(_TOGETHER) else nodeid.partition("::")[0]
 

@@ -10,14 +10,14 @@ import torch
 import thinwire as tw
 
 CODECS = [
-    tw.bf16(),
-    tw.fp8(),
-    tw.abs_max(4),
-    tw.qsgd(4, block=128),
-    tw.rotated(3),
-    tw.rotated(2),
-    tw.top_k(0.01, values=tw.bf16()),
-    tw.random_k(0.01),
+    tw.codecs.bf16(),
+    tw.codecs.fp8(),
+    tw.codecs.abs_max(4),
+    tw.codecs.qsgd(4, block=128),
+    tw.codecs.rotated(3),
+    tw.codecs.rotated(2),
+    tw.codecs.top_k(0.01, values=tw.codecs.bf16()),
+    tw.codecs.random_k(0.01),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Train a small model without a centre: every rank talks to its neighbours on a ring.
+"""Decentralised training of a small model: every rank exchanges messages with its two neighbours on a ring.
 
 torchrun --nproc-per-node 4 examples/decentralized_minimal.py --algorithm dcd --codec min_max:4,block=512
 """
@@ -15,7 +15,7 @@ import thinwire as tw
 
 
 def main(algorithm: str, codec: str, steps: int) -> None:
-    dist.init_process_group("gloo")  # torchrun says which rank this is and where the others are
+    dist.init_process_group("gloo")  # torchrun sets the rank and the address of the others
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sources = sorted(pathlib.Path(argparse.__file__).parent.glob("*.py"))
     data = torch.tensor(list(b"".join(path.read_bytes() for path in sources)[:1_000_000]))
@@ -23,8 +23,8 @@ def main(algorithm: str, codec: str, steps: int) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(256, 32), nn.Flatten(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 256))
     base = torch.optim.SGD(net.parameters(), lr=0.2)
-    opt = tw.decentralize(net, base, algorithm=algorithm, topology=tw.ring(), codec=codec)
-    draws = torch.Generator().manual_seed(rank)  # every rank sees other text
+    opt = tw.decentralize(net, base, algorithm=algorithm, topology=tw.topology.ring(), codec=codec)
+    draws = torch.Generator().manual_seed(rank)  # every rank reads different text
     for step in range(steps + 1):
         text = data[torch.randint(len(data) - 16, (64, 1), generator=draws) + torch.arange(17)]
         loss = nn.functional.cross_entropy(net(text[:, :16]), text[:, 16])
@@ -32,7 +32,7 @@ def main(algorithm: str, codec: str, steps: int) -> None:
         loss.backward()
         opt.step()
         if step % 50 == 0:
-            apart = opt.consensus_distance()  # on all ranks, after the same step
+            apart = opt.consensus_distance()  # all ranks call it after the same step
             if rank == 0:
                 print(f"step {step:4}  loss {loss.item():.3f}  models {apart:.4f} apart")
 

@@ -11,31 +11,30 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import thinwire as tw
-from thinwire import Codec, Draw
-from thinwire.codecs.low_rank import LowRank
-from thinwire.codecs.sparse import SparseCodec
+from thinwire.codecs import Codec
 from thinwire.kernels import reference
-from thinwire.recipe.compose import STAGES
+from thinwire.recipe.presets import ABOUT
+from thinwire.recipe.registry import STAGES
 from thinwire.reduce import BucketRecord, Meter, Records
 from thinwire.reduce.buckets import TINY, one_dimensional_or_tiny
+from thinwire.reduce.hashes import said
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "thinwire"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CODECS_PAGE = ROOT / "docs" / "codecs.md"
+FRONT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+PAGES = [*(ROOT / name for name in FRONT), *sorted((ROOT / "docs").rglob("*.md"))]
 DDP_PAGE = ROOT / "docs" / "ddp.md"
+REDUCER_PAGE = ROOT / "docs" / "reducer.md"
 KERNELS_PAGE = ROOT / "docs" / "kernels.md"
-RESULTS = ROOT / "benchmarks" / "kernels.json"
+RESULTS = ROOT / "benchmarks" / "results" / "kernels.json"
 CODECS = {name for name, stage in STAGES.items() if issubclass(stage, Codec)}
 SHAPE = (1000, 1000)
 MILLION = math.prod(SHAPE)
@@ -68,19 +67,6 @@ def module_at(path: Path) -> Any:
     return module
 
 
-def codec_of(cell: str) -> Codec:
-    return tw.parse(f"{cell.strip('`')}|local").codec
-
-
-def table(title: str) -> list[tuple[str, list[str]]]:
-    """Name and further cells of every row of a table of docs/codecs.md."""
-    return [(cells[0].strip("`"), cells[1:]) for cells in rows(section(CODECS_PAGE, title))]
-
-
-def cases(title: str) -> list[Any]:
-    return [pytest.param(name, cells, id=name) for name, cells in table(title)]
-
-
 # ------------------------------------------------------------------------------------------------- code and links
 
 
@@ -90,7 +76,7 @@ def test_python_blocks_run_and_print_what_they_say(page: Path, alone: None) -> N
     for number, source in enumerate(blocks(page, "python"), start=1):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(source, f"{page.name}, block {number}", "exec"), namespace)
+            exec(compile(source, f"{page.name}, block {number}", "exec", dont_inherit=True), namespace)
         lines = printed.getvalue().splitlines()
         for promised in re.findall(r"^ *print\(.*\)  # -> (.*)$", source, re.MULTILINE):
             assert promised in lines
@@ -123,7 +109,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 def test_counts_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
-    exchanges = [stage for stage in STAGES.values() if issubclass(stage, tw.Exchange)]
+    exchanges = [stage for stage in STAGES.values() if issubclass(stage, tw.exchange.Exchange)]
     assert f"| codecs | {len(CODECS)}:" in readme
     assert f"| exchanges | {len(exchanges)}:" in readme
     assert f"; {len(tw.PRESETS)} presets;" in readme
@@ -137,6 +123,11 @@ def test_counts_in_the_readme() -> None:
 def test_the_file_list_is_fresh() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs" / "make_tree.py"), "--check"], timeout=60)
     assert done.returncode == 0, "run python docs/make_tree.py"
+
+
+def test_the_tables_are_fresh() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs" / "make_codecs.py"), "--check"], timeout=120)
+    assert done.returncode == 0, "run python docs/make_codecs.py"
 
 
 def test_every_module_says_what_it_is_in_one_line() -> None:
@@ -166,151 +157,6 @@ def test_every_dependency_has_a_reason(group: str) -> None:
         assert re.search(rf"^\|.*\b{re.split('[<>=]', requirement)[0]}\b.*\|.*\|", told, re.MULTILINE), requirement
 
 
-# --------------------------------------------------------------------------------------------------------- codecs
-
-
-@pytest.mark.parametrize("title", ["What travels", "What it promises", "Special values"])
-def test_every_codec_has_a_row(title: str) -> None:
-    assert {codec_of(name).name for name, _ in table(title)} == CODECS
-
-
-@pytest.mark.parametrize(("name", "cells"), cases("What travels"))
-def test_bytes(name: str, cells: list[str]) -> None:
-    assert cells[-1] == f"{codec_of(name).wire_bytes(MILLION, shape=SHAPE):,}"
-
-
-@pytest.mark.parametrize(("name", "cells"), cases("What it promises"))
-def test_bias_and_bound(name: str, cells: list[str]) -> None:
-    codec = codec_of(name)
-    bias, formula, value = cells
-    assert bias == ("unbiased" if codec.unbiased else "biased")
-    if codec.unbiased:
-        bound = codec.omega(MILLION)
-    else:
-        delta = codec.delta(MILLION, shape=SHAPE) if isinstance(codec, LowRank) else codec.delta(MILLION)
-        bound = None if delta is None else 1 - delta
-    assert bound is not None
-    assert value == f"{bound:.3g}"
-    if not formula.startswith("the same"):
-        assert formula.startswith("omega = " if codec.unbiased else "delta = ")
-
-
-def test_options_are_those_of_the_codecs() -> None:
-    seen = set()
-    for names, (options, *_) in table("Options and papers"):
-        for name in re.findall(r"\w+", names):
-            seen.add(name)
-            written = dict(part.partition("=")[::2] for part in re.findall(r"`([^`]+)`", options))
-            assert list(written) == STAGES[name].option_names(), name
-            for option, default in written.items():
-                real = getattr(STAGES[name], option, None)  # a field without a default is no attribute of the class
-                assert (str(real) if real is not None else "") == default, (name, option)
-    assert seen == CODECS
-
-
-# ------------------------------------------------------------------------------------------------- special values
-
-GRID = (64, 64)
-CONSTANTS = (0.7, -3.3, 1e-3, 12345.678)
-DENORMALS = (torch.arange(1, 4097) * 1e-42).view(GRID)
-HALF_STEP = 2.0**-133 / 2  # of bfloat16 below its normal range
-
-
-def through(codec: Codec, x: Tensor, step: int = 0) -> Tensor:
-    return codec.decode(codec.encode(x, draw=Draw(step=step)), shape=tuple(x.shape))
-
-
-def is_exact(codec: Codec, x: Tensor) -> bool:
-    return torch.equal(through(codec, x), x)
-
-
-def is_zero(codec: Codec, x: Tensor) -> bool:
-    return not through(codec, x).any()
-
-
-def is_rounded(codec: Codec, x: Tensor) -> bool:
-    """Not the same, but nearly, in every draw."""
-    return not is_exact(codec, x) and all(
-        torch.allclose(through(codec, x, step), x, rtol=0.01, atol=HALF_STEP) for step in range(5)
-    )
-
-
-def is_random(codec: Codec, x: Tensor) -> bool:
-    results = [through(codec, x, step) for step in range(60)]
-    return codec.unbiased and any(not torch.equal(results[0], other) for other in results[1:])
-
-
-def is_kept(codec: Codec, x: Tensor) -> bool:
-    assert isinstance(codec, SparseCodec)
-    y = through(codec, x)
-    sent = y != 0
-    factor = x.numel() / codec.k(x.numel()) if codec.unbiased else 1.0
-    within = 0.8 * codec.k(x.numel()) <= int(sent.sum()) <= codec.capacity(x.numel())
-    return within and torch.allclose(y[sent], x[sent] * factor, rtol=1e-5, atol=1e-44)
-
-
-def is_smallest_of_block(codec: Codec, x: Tensor) -> bool:
-    smallest = x.view(-1, vars(codec)["block"]).amin(dim=1, keepdim=True)
-    return torch.equal(through(codec, x).view(len(smallest), -1), smallest.expand(-1, vars(codec)["block"]))
-
-
-MEANINGS: dict[str, Callable[[Codec, Tensor], bool]] = {
-    "exact": is_exact,
-    "zero": is_zero,
-    "rounded": is_rounded,
-    "random": is_random,
-    "kept": is_kept,
-    "smallest of its block": is_smallest_of_block,
-}
-
-
-@pytest.mark.parametrize(("name", "cells"), cases("Special values"))
-def test_zeros_constants_single_elements_and_denormals(name: str, cells: list[str]) -> None:
-    codec = codec_of(name)
-    zeros, constant, single, denormals, _ = cells
-    assert MEANINGS[zeros](codec, torch.zeros(GRID))
-    # Some numbers happen to be exact: rounding and chance are told by those that are not.
-    some_or_all = {"rounded": any, "random": any}
-    for word, inputs in (
-        (constant, [torch.full(GRID, value) for value in CONSTANTS]),
-        (single, [torch.tensor([value]) for value in CONSTANTS]),
-        (denormals, [DENORMALS]),
-    ):
-        judge = some_or_all.get(word, all)
-        assert judge(MEANINGS[word](codec, x) for x in inputs), word
-
-
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize(("name", "cells"), cases("Special values"))
-def test_inf_and_nan(name: str, cells: list[str], value: float) -> None:
-    codec, place = codec_of(name), 30 * 64 + 10
-    x = torch.randn(math.prod(GRID), generator=torch.Generator().manual_seed(0))
-    x[place] = value
-    y = through(codec, x.view(GRID)).view(-1)
-    spoilt = y.isfinite().logical_not().nonzero().view(-1).tolist()
-    told = cells[-1]
-    if told == "the whole tensor":
-        expected = list(range(x.numel()))
-    elif block := re.fullmatch(r"its block of (\d+)", told):
-        size = int(block[1])
-        expected = list(range(place // size * size, (place // size + 1) * size))
-    elif told == "every place it sends; the rest is 0":
-        assert isinstance(codec, SparseCodec)
-        expected = spoilt
-        assert len(spoilt) == codec.k(x.numel())
-    else:
-        assert told in ("that element", "its place; the rest is 0")
-        expected = [place]
-    assert spoilt == expected != []
-    if told.endswith("the rest is 0"):
-        assert not y[y.isfinite()].any()
-    if name in ("fp32", "fp16", "bf16") and math.isinf(value):
-        assert float(y[place]) == value
-    else:
-        assert y[place].isnan() or codec.name == "random_k"
-    assert not through(codec, torch.tensor([value])).isfinite().any()
-
-
 # -------------------------------------------------------------------------------------------------------- recipes
 
 
@@ -326,11 +172,12 @@ def test_refusals_are_real() -> None:
 
 def test_memories_and_exchanges_are_all_there() -> None:
     page = ROOT / "docs" / "recipes.md"
-    for title, base in (("Memories", tw.Memory), ("Exchanges", tw.Exchange)):
-        named = {re.findall(r"\w+", cells[0])[0]: cells[1] for cells in rows(section(page, title))}
+    for title, base in (("Memories", tw.memory.Memory), ("Exchanges", tw.exchange.Exchange)):
+        named = {re.findall(r"\w+", cells[0])[0]: cells[1:] for cells in rows(section(page, title))}
         assert set(named) == {name for name, stage in STAGES.items() if issubclass(stage, base)}
-        for name, options in named.items():
+        for name, (options, *_, sentence) in named.items():
             assert re.findall(r"`(\w+)=", options) == STAGES[name].option_names(), name
+            assert sentence == (inspect.getdoc(STAGES[name]) or "").splitlines()[0]
 
 
 def test_presets_are_those_of_the_code() -> None:
@@ -339,6 +186,7 @@ def test_presets_are_those_of_the_code() -> None:
     for name, _, size, sentence in told:
         recipe = tw.parse(name)
         assert size == f"{recipe.exchange.sent_bytes(recipe.codec, MILLION, world_size=4, shapes=[SHAPE]):,}", name
+        assert sentence == ABOUT[name]
         assert sentence.endswith(".")
 
 
@@ -354,6 +202,29 @@ def test_arguments_are_those_of_attach() -> None:
             assert default.strip("`") == repr(real[name].default), name
     assert told["exempt"] == f"one-dimensional or below {TINY} elements"
     assert real["exempt"].default is one_dimensional_or_tiny
+
+
+def test_arguments_are_those_of_the_reducer() -> None:
+    told = {cells[0].strip("`"): cells[1].strip("`") for cells in rows(section(REDUCER_PAGE, "Arguments"))}
+    real = inspect.signature(tw.Reducer).parameters
+    keywords = {name: parameter for name, parameter in real.items() if parameter.kind is parameter.KEYWORD_ONLY}
+    assert told == {name: repr(parameter.default) for name, parameter in keywords.items()}
+
+
+def test_the_error_that_replicas_raise_is_the_one_that_is_shown() -> None:
+    (shown,) = blocks(REDUCER_PAGE, "text")
+    assert " ".join(shown.split()) == said(200, "layer1.weight", [5, 5, 7, 5])
+    assert "no majority: rank 0, 1 against rank 2, 3" in said(1, "w", [5, 5, 7, 7])
+
+
+def test_the_number_of_public_names_is_the_one_that_is_told() -> None:
+    for page in (ROOT / "CHANGELOG.md", ROOT / "docs" / "architecture.md"):
+        assert f"`thinwire.__all__` has {len(tw.__all__)} names" in page.read_text(), page.name
+
+
+def test_every_public_name_is_in_some_page() -> None:
+    written = "\n".join(page.read_text() for page in PAGES)
+    assert not [name for name in tw.__all__ if name not in written and name != "__version__"]
 
 
 def test_metrics_are_those_of_the_meter() -> None:
@@ -396,7 +267,7 @@ def test_measured_numbers_are_those_of_the_file() -> None:
     if not told:
         pytest.skip("docs/kernels.md has no table of measured values yet")
     if not RESULTS.exists():
-        pytest.skip("benchmarks/kernels.json is missing: nothing to compare with")
+        pytest.skip("benchmarks/results/kernels.json is missing: nothing to compare with")
     measured = {(row["name"], row["density"]): row for row in json.loads(RESULTS.read_text())["rows"]}
     assert len(told) == len(measured)
     for name, density, milliseconds, *ratios in told:
@@ -406,18 +277,18 @@ def test_measured_numbers_are_those_of_the_file() -> None:
 
 
 def test_readme_shows_the_newest_comparison() -> None:
-    script = module_at(ROOT / "benchmarks" / "table.py")
+    script = module_at(ROOT / "benchmarks" / "scripts" / "tables.py")
     assert script.compared_table(json.loads(script.newest().read_text())) in (ROOT / "README.md").read_text()
 
 
 def test_sparse_losses_are_those_of_the_file() -> None:
-    measured = json.loads((ROOT / "benchmarks" / "losses_sparse.json").read_text())["rows"]
+    measured = json.loads((ROOT / "benchmarks" / "results" / "losses_sparse.json").read_text())["rows"]
     told = [cells[1:] for cells in rows(section(ROOT / "docs" / "recipes.md", "Sparse recipes under Adam"))]
     assert told == [[f"{row['held_out']:.3f}", f"{row['over_dense']:.3f}"] for row in measured]
 
 
 def test_quantized_losses_are_those_of_the_file_and_four_bits_cost_less_than_one_percent() -> None:
-    measured = json.loads((ROOT / "benchmarks" / "losses_quantized.json").read_text())["rows"]
+    measured = json.loads((ROOT / "benchmarks" / "results" / "losses_quantized.json").read_text())["rows"]
     told = rows(section(ROOT / "docs" / "recipes.md", "Few bits under Adam"))
     assert [[cells[0].strip("`"), cells[1], cells[3]] for cells in told] == [
         [row["recipe"], f"{row['held_out']:.3f}", f"{row['over_dense']:.4f}"] for row in measured
@@ -431,7 +302,7 @@ def test_quantized_losses_are_those_of_the_file_and_four_bits_cost_less_than_one
 
 
 def test_the_plan_page_shows_the_newest_proof() -> None:
-    script = module_at(ROOT / "benchmarks" / "plan.py")
+    script = module_at(ROOT / "benchmarks" / "scripts" / "plan.py")
     found = json.loads(script.newest().read_text())
     assert script.table(found) in (ROOT / "docs" / "plan.md").read_text()
     assert found["cells"] >= 24
@@ -440,7 +311,7 @@ def test_the_plan_page_shows_the_newest_proof() -> None:
 
 
 def test_the_script_writes_a_table_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = module_at(ROOT / "benchmarks" / "table.py")
+    script = module_at(ROOT / "benchmarks" / "scripts" / "tables.py")
     page, results = tmp_path / "kernels.md", tmp_path / "kernels.json"
     page.write_text("before\n<!-- kernel table -->\nold\n<!-- end -->\nafter\n")
     measured = [

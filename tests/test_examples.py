@@ -13,10 +13,13 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run(name: str, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [sys.executable, *launcher, str(EXAMPLES / name), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -41,6 +44,24 @@ def test_compress_one_tensor_keeps_its_promises() -> None:
     for row in rows:
         _, _, _, error, promised = row.split()
         assert float(error) <= 1.2 * float(promised), row  # a bound on the expectation, and this is one draw
+
+
+@pytest.mark.parametrize(
+    ("recipe", "written", "at_least"),
+    [
+        ("two-shot-2", "rotated:2|two_shot:3", 10),
+        pytest.param("threshold-k", "error_feedback|threshold_k:0.01|bf16|all_gather", 50, marks=pytest.mark.slow),
+        pytest.param("auto", "fp32|all_reduce", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_the_reducer_trains_without_ddp(recipe: str, written: str, at_least: float) -> None:
+    shown = run("reducer_minimal.py", "--recipe", recipe, "--steps", "50", launcher=TORCHRUN)
+    first, last = (float(loss) for loss in re.findall(r"step +\d+  loss ([\d.]+)", shown))
+    assert last < 0.7 * first
+    told = re.search(r"^(\S+) on 2 ranks\n  ([\d,]+) bytes a step, ([\d.]+) x fewer than dense$", shown, re.MULTILINE)
+    assert told is not None, shown
+    assert recipe == "auto" or told[1] == written  # auto may find that compression pays here
+    assert float(told[3]) >= at_least
 
 
 @pytest.mark.slow

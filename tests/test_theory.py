@@ -245,10 +245,11 @@ def lloyd_max(bits: int) -> float:
             break
         words = centres
     ends = np.concatenate([[-np.inf], (words[1:] + words[:-1]) / 2, [np.inf]])
-    return sum(
+    error: float = sum(
         integrate.quad(lambda x, w=word: (x - w) ** 2 * stats.norm.pdf(x), low, high, epsabs=1e-13)[0]
         for word, low, high in zip(words, ends[:-1], ends[1:], strict=True)
     )
+    return error
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
@@ -328,8 +329,9 @@ def test_top_k_bell_by_integration(name: str, share: float) -> None:
 
     def energy(low: float) -> float:
         middle = min(end, max(low, bell.ppf(1 - 1e-9)))
-        near = integrate.quad(lambda x: x * x * bell.pdf(x), low, middle, limit=500)[0]
-        return near + integrate.quad(lambda x: x * x * bell.pdf(x), middle, end, limit=500)[0]
+        near: float = integrate.quad(lambda x: x * x * bell.pdf(x), low, middle, limit=500)[0]
+        far: float = integrate.quad(lambda x: x * x * bell.pdf(x), middle, end, limit=500)[0]
+        return near + far
 
     kept = energy(threshold) / energy(0.0)
     bound = theory.top_k_bell(1_000_000, round(1_000_000 * share))

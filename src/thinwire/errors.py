@@ -1,5 +1,7 @@
 """The errors thinwire raises. Each says in one sentence what to write instead."""
 
+import traceback
+
 
 class ThinwireError(Exception):
     """Base of every error thinwire raises on purpose.
@@ -35,3 +37,10 @@ class AttachError(ThinwireError, RuntimeError):
 
 class EmulationError(ThinwireError, RuntimeError):
     """The slow network that was asked for cannot be made on this machine, or is not what was asked for."""
+
+
+def release(failure: BaseException | None) -> None:
+    """Whoever keeps an exception keeps the variables of its frames, and with them the sockets of a collective."""
+    while failure is not None:
+        traceback.clear_frames(failure.__traceback__)
+        failure = failure.__cause__ or failure.__context__

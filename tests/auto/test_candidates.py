@@ -1,19 +1,21 @@
-"""What may be chosen, and what it is worth."""
+"""The candidates, the options that select them, and their progress per step."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-import thinwire
-from thinwire.auto.candidates import DENSITIES, LATE, all_candidates, candidate, energy_at
+from thinwire.auto import auto
+from thinwire.auto.candidates import DELAYED, DENSITIES, all_candidates, candidate, energy_at
 from thinwire.errors import OptionError
 
 CURVE = (0.5, 0.35, 0.25, 0.15, 0.08)
 
 
 def test_dense_is_always_there_and_first() -> None:
-    for options in ({}, {"allow": ["two-shot-4"]}, {"allow": []}, {"unbiased": True}):
-        assert thinwire.auto(**options).allow[0].recipe.dense
+    for options in (auto(), auto(allow=["two-shot-4"]), auto(allow=[]), auto(unbiased=True)):
+        assert options.allow[0].recipe.dense
 
 
 def test_the_candidates_of_the_contract() -> None:
@@ -38,8 +40,8 @@ def test_every_candidate_can_be_run_by_some_ranks() -> None:
         (["qsgd:4,block=64|all_gather"], {"dense", "qsgd:4,block=64|all_gather"}),
     ],
 )
-def test_what_is_allowed_can_be_said_in_words(words: list[str], wanted: set[str]) -> None:
-    assert {one.name for one in thinwire.auto(allow=words).allow} == wanted
+def test_allow_takes_names_families_presets_and_recipes(words: list[str], wanted: set[str]) -> None:
+    assert {one.name for one in auto(allow=words).allow} == wanted
 
 
 @pytest.mark.parametrize(
@@ -52,24 +54,24 @@ def test_what_is_allowed_can_be_said_in_words(words: list[str], wanted: set[str]
         ({"objective": "speed"}, "there is no objective speed"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, object], sentence: str) -> None:
+def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
-        thinwire.auto(**options)
+        auto(**options)
 
 
-def test_unbiased_leaves_out_what_errs_on_one_side() -> None:
-    for one in thinwire.auto(unbiased=True).allow:
+def test_unbiased_excludes_biased_candidates() -> None:
+    for one in auto(unbiased=True).allow:
         assert one.density is None
 
 
-def test_worth_is_a_share_and_fewer_bits_are_worth_less() -> None:
-    worth = {one.name: one.worth(1 << 20, workers=4, curve=CURVE) for one in all_candidates()}
-    assert all(0 < share <= 1 for share in worth.values())
-    assert worth["dense"] == worth["bf16"] == 1.0
-    shots = [worth[f"two-shot-{bits}"] for bits in (8, 4, 3, 2, 1)]
+def test_progress_is_a_share_and_fewer_bits_make_less_progress() -> None:
+    progress = {one.name: one.progress_per_step(1 << 20, workers=4, curve=CURVE) for one in all_candidates()}
+    assert all(0 < share <= 1 for share in progress.values())
+    assert progress["dense"] == progress["bf16"] == 1.0
+    shots = [progress[f"two-shot-{bits}"] for bits in (8, 4, 3, 2, 1)]
     assert shots == sorted(shots, reverse=True)
     for name, share in zip(DENSITIES, CURVE, strict=True):
-        assert worth[f"ar-top-k {100 * name:.2g} %"] == pytest.approx(LATE * share)
+        assert progress[f"ar-top-k {100 * name:.2g} %"] == pytest.approx(DELAYED * share)
 
 
 def test_energy_between_densities() -> None:

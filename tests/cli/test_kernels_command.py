@@ -216,3 +216,38 @@ def test_the_installed_command_exists() -> None:
     assert done.returncode == 0
     assert done.stdout.strip() == f"thinwire {thinwire.__version__}"
     assert done.stderr == ""
+
+
+OWN_CODEC = """
+import torch
+from thinwire.codecs import Codec, register
+
+@register
+class Halves(Codec):
+    "Sends float16."
+    name = "halves"
+    def body_bytes(self, numel, *, shape=None):
+        return 2 * numel
+    def write(self, x, body, key, state):
+        body.view(torch.float16).copy_(x.reshape(-1))
+    def add_body(self, body, out, key, shape):
+        out += body.view(torch.float16)
+"""
+
+
+def test_codecs_are_timed_also_those_of_a_plugin(tmp_path: Path) -> None:
+    (tmp_path / "own_codecs.py").write_text(OWN_CODEC)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    arguments = ["kernels", "--codecs", "--import", "own_codecs", "--numel", "4096", "--rounds", "1", "--json", "-"]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["codecs"]
+    assert {row["stage"] for row in rows if row["codec"] == "halves"} == {"encode", "add", "put"}
+    assert {"bf16", "top_k:0.01", "rotated:1"} <= {row["codec"] for row in rows}
+    assert all(row["ns_per_element"] > 0 and row["x_copy"] > 0 for row in rows)
+
+
+def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
+    done = run("kernels", "--codecs", "--import", "no_such_module", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].endswith("No module named 'no_such_module'")

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire import Draw, MessageError, OptionError, bf16, fp16, low_rank, qsgd, theory, top_k
-from thinwire.codecs.base import HEADER_BYTES
+from thinwire import Draw, MessageError, OptionError, theory
+from thinwire.codecs import bf16, fp16, low_rank, qsgd, top_k
+from thinwire.codecs.frames import HEADER_BYTES
 
 
 def matrix(*shape: int, seed: int = 0) -> Tensor:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from torch import Tensor
 
 from support.inputs import (
     INF,
@@ -24,18 +27,19 @@ from thinwire import theory
 from thinwire.codecs import rotated
 from thinwire.codecs.rotated import _CODEWORDS
 from thinwire.errors import OptionError
-from thinwire.rng import Draw
+from thinwire.rng import Draw, Key
 
 BITS = (1, 2, 3, 4)
+Array = npt.NDArray[np.float64]
 
 
-def hot(values, numel=1024):
+def hot(values: Sequence[float], numel: int = 1024) -> Tensor:
     x = torch.zeros(numel)
     x[torch.arange(len(values)) * 37 + 5] = torch.tensor(values)
     return x
 
 
-def breakers():
+def breakers() -> dict[str, Tensor]:
     """Blocks of 1024 that one Hadamard transform turns into few distinct values, and ordinary ones."""
     noise = gaussian(1024, 9) / 32
     return {
@@ -61,16 +65,16 @@ def breakers():
 # ------------------------------------------------------------------------------------------------------------- oracles
 
 
-def density(x):
+def density(x: float) -> float:
     return math.exp(-x * x / 2) / math.sqrt(2 * math.pi) if math.isfinite(x) else 0.0
 
 
-def probability(a, b):
+def probability(a: float, b: float) -> float:
     return (math.erf(b / math.sqrt(2)) - math.erf(a / math.sqrt(2))) / 2
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_codebook_is_the_lloyd_max_one(bits):
+def test_codebook_is_the_lloyd_max_one(bits: int) -> None:
     """Each codeword is the mean of the Gaussian between the midpoints to its neighbours."""
     words = _CODEWORDS[bits]
     assert len(words) == 2 ** (bits - 1)
@@ -83,17 +87,18 @@ def test_codebook_is_the_lloyd_max_one(bits):
     assert 1 - kept == pytest.approx(theory.LLOYD_MAX_ERROR[bits], rel=1e-3)
 
 
-def hadamard_oracle(block, key, start):
+def hadamard_oracle(block: Array, key: Key, start: int) -> Array:
     """One random-sign Hadamard transform as a dense matrix in float64."""
     size = len(block)
     matrix = np.array([[1.0]])
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     signs = np.array([1.0 - 2.0 * (random_word(start + i, key) >> 31) for i in range(size)])
-    return matrix * signs / math.sqrt(size)
+    turned: Array = matrix * signs / math.sqrt(size)
+    return turned
 
 
-def rotated_oracle(bits, x, key):
+def rotated_oracle(bits: int, x: Array, key: Key) -> Array:
     words = np.array(_CODEWORDS[bits])
     words = np.concatenate((-words[::-1], words))
     out = []
@@ -112,7 +117,7 @@ def rotated_oracle(bits, x, key):
 
 @pytest.mark.parametrize("numel", [1, 2, 63, 65, 100, 1024, 1100])
 @pytest.mark.parametrize("bits", BITS)
-def test_matches_a_dense_oracle(bits, numel):
+def test_matches_a_dense_oracle(bits: int, numel: int) -> None:
     x = gaussian(numel, numel)
     expected = rotated_oracle(bits, x.numpy().astype(np.float64), Draw(seed=0).key())
     decoded = through(rotated(bits), x).numpy()
@@ -125,13 +130,13 @@ def test_matches_a_dense_oracle(bits, numel):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_stated_size_is_real(bits):
+def test_stated_size_is_real(bits: int) -> None:
     assert_sizes(rotated(bits))
     assert rotated(bits).wire_bytes(10 * 1024) == 32 + 40 + 10 * 128 * bits
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_unbiased_and_within_omega_even_where_one_transform_fails(bits):
+def test_unbiased_and_within_omega_even_where_one_transform_fails(bits: int) -> None:
     codec = rotated(bits)
     for name, x in breakers().items():
         samples = repeated(codec, x, 400)
@@ -148,7 +153,7 @@ def test_unbiased_and_within_omega_even_where_one_transform_fails(bits):
 
 @pytest.mark.parametrize("numel", [1, 2, 3, 10, 64, 100])
 @pytest.mark.parametrize("bits", BITS)
-def test_small_tensors_are_within_omega(bits, numel):
+def test_small_tensors_are_within_omega(bits: int, numel: int) -> None:
     codec = rotated(bits)
     spike = 0.02 * gaussian(numel)
     spike[0] = 1.0
@@ -159,21 +164,21 @@ def test_small_tensors_are_within_omega(bits, numel):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_the_part_along_the_input_is_exact(bits):
+def test_the_part_along_the_input_is_exact(bits: int) -> None:
     """What EDEN's scale does: <decoded, x> = |x|^2 for every draw."""
     for x in breakers().values():
         decoded = through(rotated(bits), x).double()
         assert float(decoded @ x.double()) == pytest.approx(float(x.double() @ x.double()), rel=1e-5)
 
 
-def test_a_draw_repeats_and_ranks_differ():
+def test_a_draw_repeats_and_ranks_differ() -> None:
     x, codec = gaussian(2000), rotated(3)
     first, again, other = (codec.encode(x, draw=Draw(rank=rank)) for rank in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(codec.decode(first), codec.decode(other))
 
 
-def test_adding_messages_equals_adding_tensors():
+def test_adding_messages_equals_adding_tensors() -> None:
     codec, x, y = rotated(3), gaussian(1500), gaussian(1500, 1)
     out = through(codec, x)
     codec.add(codec.encode(y, draw=Draw(seed=3)), out)
@@ -184,7 +189,7 @@ def test_adding_messages_equals_adding_tensors():
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_zero_and_tiny_blocks_are_zero(bits):
+def test_zero_and_tiny_blocks_are_zero(bits: int) -> None:
     for x in (torch.zeros(1500), torch.full((1500,), 1e-42), torch.full((100,), 1e-31)):
         assert torch.equal(through(rotated(bits), x), torch.zeros(x.numel()))
     half = torch.cat((torch.zeros(1024), gaussian(500)))
@@ -192,7 +197,7 @@ def test_zero_and_tiny_blocks_are_zero(bits):
 
 
 @pytest.mark.parametrize("factor", [1e-25, 1e-10, 1e10, 1e30])
-def test_error_does_not_depend_on_the_scale(factor):
+def test_error_does_not_depend_on_the_scale(factor: float) -> None:
     x = gaussian(3000)
     unit, scaled = through(rotated(3), x), through(rotated(3), x * factor) / factor
     assert float((unit - scaled).norm() / x.norm()) < 1e-2  # a few elements may fall on the other side of a boundary
@@ -200,7 +205,7 @@ def test_error_does_not_depend_on_the_scale(factor):
 
 @pytest.mark.parametrize("bad", [INF, -INF, NAN])
 @pytest.mark.parametrize("bits", BITS)
-def test_non_finite_is_news_in_its_block_only(bits, bad):
+def test_non_finite_stays_in_its_block(bits: int, bad: float) -> None:
     x = gaussian(3000)
     x[1500] = bad
     decoded = through(rotated(bits), x)
@@ -209,7 +214,7 @@ def test_non_finite_is_news_in_its_block_only(bits, bad):
     assert bool(decoded[~lost].isfinite().all())
 
 
-def test_numbers_the_rotation_overflows_are_news():
+def test_numbers_the_rotation_overflows_are_not_finite() -> None:
     assert bool(through(rotated(2), torch.full((1024,), 3e38)).isnan().all())
     assert bool(through(rotated(2), torch.full((1024,), 1e35)).isfinite().all())
 
@@ -218,13 +223,13 @@ def test_numbers_the_rotation_overflows_are_news():
 
 
 @pytest.mark.parametrize("bits", [0, 5, 8])
-def test_bad_bits_name_the_fix(bits):
+def test_bad_bits_name_the_fix(bits: int) -> None:
     with pytest.raises(OptionError, match=f"rotated: bits must be 1, 2, 3 or 4, got {bits}"):
         rotated(bits)
 
 
-def test_prints_as_written():
+def test_prints_as_written() -> None:
     assert repr(rotated(3)) == "rotated(3)"
     assert rotated(3).text() == "rotated:3"
     assert rotated(3).unbiased
-    assert not rotated(3).linear
+    assert rotated(3).sum_dtype is None

@@ -11,10 +11,15 @@ from torch import Tensor
 from thinwire import theory
 from thinwire.codecs import bf16, dgc_k, fp16, fp32, gaussian_k, natural, qsgd, random_k, sparsify, top_k, trimmed_k
 from thinwire.codecs.base import Codec
+from thinwire.codecs.frames import blank_frame, close_frame
 from thinwire.codecs.indices import INDEX_CODES
-from thinwire.codecs.sparse import SparseCodec, Sparsifier, largest, sampled_threshold
+from thinwire.codecs.select import largest, sampled_threshold
+from thinwire.codecs.sparse import SparseCodec, Sparsifier
 from thinwire.codecs.sparsify import GaussianK, RandomK, random_positions
 from thinwire.errors import MessageError, OptionError
+from thinwire.exchange import all_reduce
+from thinwire.exchange.request import Part, Request
+from thinwire.memory import error_feedback
 from thinwire.rng import Draw
 
 Make = Callable[..., Sparsifier]
@@ -25,9 +30,9 @@ EXACT: list[Make] = [top_k, trimmed_k]
 
 def reframed(codec: Codec, body: Tensor, numel: int) -> Tensor:
     """A message with a valid header around any body: what a hostile sender could make."""
-    message, place = codec._blank(numel, None, body.device)
+    message, place = blank_frame(codec, numel, None, body.device)
     place.copy_(body[: place.numel()])
-    return codec._sign(message, place, numel, Draw().key())
+    return close_frame(codec, message, place, numel, Draw().key())
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -81,11 +86,21 @@ def energy(x: Tensor) -> float:
     return float(x.double().square().sum())
 
 
-def remembered(codec: Codec, gradient: Tensor, memory: Tensor, **options: object) -> tuple[Tensor, Tensor, Tensor]:
-    """(message, what was to be sent, what is remembered)."""
-    original = memory + gradient
-    kept = memory.clone()
-    return codec.encode_remembering(kept, gradient, **options), original, kept  # type: ignore[arg-type]
+def compensated(codec: Codec, gradient: Tensor, residual: Tensor, **options: object) -> tuple[Tensor, Tensor, Tensor]:
+    """(message, what was to be sent, what is left of it)."""
+    original = residual + gradient
+    rest, before = gradient.to(torch.float32, copy=True), residual.clone()
+    message = codec.encode_compensated(rest, residual, **options)  # type: ignore[arg-type]
+    assert torch.equal(residual, before)
+    return message, original, rest
+
+
+def kept_by_a_memory(codec: Codec, gradient: Tensor, residual: Tensor) -> Tensor:
+    """What error feedback remembers after one more message."""
+    memory = error_feedback().start()
+    memory.put("w", {"residual": residual.clone()})
+    memory.encode(codec, gradient, name="w")
+    return memory.residual("w")
 
 
 # ------------------------------------------------------------------------------------------------- what is selected
@@ -227,11 +242,12 @@ def test_facts_combine_selection_and_values() -> None:
     assert random_k(0.01, values=bf16()).omega(1000) is None
     assert random_k(0.01).delta(1000) is None
     assert random_k(0.01, scaled=False).delta(1000) == pytest.approx(0.01)
-    assert all(make(0.1).sparse and not make(0.1).unbiased and not make(0.1).linear for make in SELECTORS)
+    assert all(make(0.1).sparse and not make(0.1).unbiased and make(0.1).sum_dtype is None for make in SELECTORS)
     assert random_k(0.1).sparse
     assert [random_k(0.1, scaled=s).unbiased for s in (True, False)] == [True, False]
-    assert [random_k(0.1, shared=s).linear for s in (True, False)] == [True, False]
-    assert not random_k(0.1, values=natural()).linear
+    assert [random_k(0.1, shared=s).sum_dtype for s in (True, False)] == [torch.float32, None]
+    assert random_k(0.1, values=bf16()).sum_dtype == torch.bfloat16
+    assert random_k(0.1, values=natural()).sum_dtype is None
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -243,7 +259,7 @@ def test_wire_bytes_are_the_real_size(make: Callable[..., SparseCodec], numel: i
             codec = make(ratio, values=values)
             message = codec.encode(x)
             assert message.numel() == codec.wire_bytes(numel)
-            assert codec.encode_remembering(torch.zeros(numel), x).numel() == codec.wire_bytes(numel)
+            assert codec.encode_compensated(x.clone(), torch.zeros(numel)).numel() == codec.wire_bytes(numel)
 
 
 @pytest.mark.parametrize("code", INDEX_CODES)
@@ -274,7 +290,7 @@ def test_original_is_sent_plus_remembered(make: Make, values: Codec, data: Calla
     for step in range(6):
         draw = Draw(step=step)
         expected = codec.encode(memory + data(40_009, step), draw=draw)
-        message, original, memory = remembered(codec, data(40_009, step), memory, draw=draw, state=state)
+        message, original, memory = compensated(codec, data(40_009, step), memory, draw=draw, state=state)
         assert torch.equal(message, expected)
         assert torch.equal(codec.decode(message) + memory, original)
 
@@ -282,7 +298,7 @@ def test_original_is_sent_plus_remembered(make: Make, values: Codec, data: Calla
 @pytest.mark.parametrize("make", SELECTORS)
 def test_nearly_nothing_is_lost_with_quantised_values(make: Make) -> None:
     codec = make(0.05, values=qsgd(4, block=64))
-    message, original, memory = remembered(codec, laplace(5000), laplace(5000, 1), draw=Draw(step=3))
+    message, original, memory = compensated(codec, laplace(5000), laplace(5000, 1), draw=Draw(step=3))
     assert torch.equal(message, codec.encode(original, draw=Draw(step=3)))
     assert torch.allclose(codec.decode(message) + memory, original, rtol=1e-5, atol=1e-6)
 
@@ -291,7 +307,7 @@ def test_nearly_nothing_is_lost_with_quantised_values(make: Make) -> None:
 @pytest.mark.parametrize("values", [fp32(), bf16()])
 def test_random_k_remembers_what_it_did_not_send(scaled: bool, values: Codec) -> None:
     codec = random_k(0.1, scaled=scaled, values=values)
-    message, original, memory = remembered(codec, gaussian(5000), gaussian(5000, 1), draw=Draw(step=3, rank=2))
+    message, original, memory = compensated(codec, gaussian(5000), gaussian(5000, 1), draw=Draw(step=3, rank=2))
     assert torch.equal(message, codec.encode(original, draw=Draw(step=3)))
     if scaled:
         assert torch.allclose(codec.decode(message) + memory, original, rtol=1e-5, atol=1e-5)
@@ -304,13 +320,13 @@ def test_shapes_layouts_and_dtypes(make: Callable[..., SparseCodec]) -> None:
     codec = make(0.1, values=bf16())
     gradient = gaussian(2 * 3 * 8 * 5).view(2, 3, 8, 5).to(torch.bfloat16).to(memory_format=torch.channels_last)
     memory = gaussian(240, 1).view(2, 3, 8, 5).to(memory_format=torch.channels_last)
-    message, original, kept = remembered(codec, gradient, memory)
+    message, original, kept = compensated(codec, gradient, memory)
     assert torch.equal(message, codec.encode(original))
     sent = codec.decode(message, shape=(2, 3, 8, 5))
     assert torch.allclose(sent + kept, original, rtol=1e-5, atol=1e-5)
     empty = torch.zeros(0)
     assert codec.decode(codec.encode(empty)).shape == (0,)
-    assert codec.encode_remembering(empty, empty).numel() == codec.wire_bytes(0)
+    assert codec.encode_compensated(empty, empty.clone()).numel() == codec.wire_bytes(0)
     assert [part.numel() for part in codec.decode_sparse(codec.encode(empty))] == [0, 0]
 
 
@@ -334,7 +350,7 @@ def test_zeros_and_constants(make: Callable[..., SparseCodec], numel: int) -> No
 def test_denormals_are_kept_and_remembered(make: Make) -> None:
     x = gaussian(3000) * 1e-42
     assert x.count_nonzero() > 1000
-    message, original, memory = remembered(make(0.05), x, torch.zeros(3000))
+    message, original, memory = compensated(make(0.05), x, torch.zeros(3000))
     assert torch.equal(make(0.05).decode(message) + memory, original)
     if make in EXACT:
         assert torch.equal(make(0.05).decode_sparse(message)[0], largest_by_sorting(x, 150))
@@ -352,24 +368,25 @@ def test_non_finite_elements_travel(make: Make, value: float, values: Codec, num
         indices, sent = codec.decode_sparse(codec.encode(x))
         assert indices.tolist() == bad[: codec.capacity(numel)]
         assert bool(sent.isnan().all())
-        message, _, memory = remembered(codec, x, gaussian(numel, 1))
+        residual = gaussian(numel, 1)
+        message, _, _ = compensated(codec, x, residual)
         assert codec.decode_sparse(message)[0].tolist() == indices.tolist()
-        assert bool(memory.isfinite().all())
+        assert torch.equal(kept_by_a_memory(codec, x, residual), residual)
 
 
-def test_a_sum_that_overflows_is_sent_and_forgotten() -> None:
+def test_a_sum_that_overflows_is_sent_and_leaves_the_memory_as_it_was() -> None:
     huge = torch.full((100,), 3e38)
     for make in SELECTORS:
-        message, _, memory = remembered(make(0.1), huge, huge)
+        message, _, _ = compensated(make(0.1), huge, huge)
         assert bool(make(0.1).decode(message).isnan().any())
-        assert not memory.any()
+        assert torch.equal(kept_by_a_memory(make(0.1), huge, huge), huge)
 
 
-def test_huge_finite_elements_are_no_news() -> None:
+def test_huge_finite_elements_are_sent_as_they_are() -> None:
     x = gaussian(1000) * 1e37
     for make in ALL:
         codec = make(0.01) if make is not random_k else make(0.01, scaled=False)
-        message, original, memory = remembered(codec, x, torch.zeros(1000))
+        message, original, memory = compensated(codec, x, torch.zeros(1000))
         assert torch.equal(codec.decode(message) + memory, original)
 
 
@@ -379,9 +396,9 @@ def test_random_k_sends_nan_for_a_non_finite_element_it_does_not_keep() -> None:
     kept, _ = codec.decode_sparse(codec.encode(x))
     x[next(i for i in range(1000) if i not in kept.tolist())] = math.inf
     assert bool(codec.decode_sparse(codec.encode(x))[1].isnan().all())
-    assert bool(codec.to_sum(x).isnan().all())
-    _, _, memory = remembered(codec, x, torch.zeros(1000))
-    assert bool(memory.isfinite().all())
+    assert bool(next(codec.rounds(request_of(x, Draw()), 1)).tensor.isnan().all())
+    residual = gaussian(1000, 1)
+    assert torch.equal(kept_by_a_memory(codec, x, residual), residual)
 
 
 # ----------------------------------------------------------------------------------------------------------- random
@@ -421,6 +438,7 @@ def test_random_k_is_unbiased_with_the_stated_variance(numel: int) -> None:
     codec, x, draws = random_k(0.25), laplace(numel), 300
     decoded = torch.stack([codec.decode(codec.encode(x, draw=Draw(step=step))) for step in range(draws)])
     omega = codec.omega(numel)
+    assert omega is not None
     assert omega == pytest.approx(3)
     variance = (decoded - x).square().sum(1).mean() / x.square().sum()
     assert float(variance) == pytest.approx(omega, rel=0.05)
@@ -431,20 +449,34 @@ def test_random_k_is_unbiased_with_the_stated_variance(numel: int) -> None:
     assert error / energy(x) == pytest.approx(0.75, rel=0.1)
 
 
+def request_of(x: Tensor, draw: Draw) -> Request:
+    return Request(x.clone(), x[:0], [Part("w", tuple(x.shape), 0, x.numel())], draw, {})
+
+
 def test_ranks_share_positions_and_sums_equal_sums_of_messages() -> None:
+    n = 4  # shares of a power of two ranks are rounded as the values themselves
     for values in (fp32(), bf16()):
         codec = RandomK(0.1, values=values)
-        ranks = [(gaussian(3000, rank), Draw(step=5, stream="w", rank=rank)) for rank in range(3)]
+        ranks = [(gaussian(3000, rank), Draw(step=5, stream="w", rank=rank)) for rank in range(n)]
         messages = [codec.encode(x, draw=draw) for x, draw in ranks]
         positions = [codec.decode_sparse(message)[0] for message in messages]
         assert all(torch.equal(p, positions[0]) for p in positions)
-        added = torch.stack([codec.from_sum(codec.to_sum(x, draw=d), numel=3000, draw=d) for x, d in ranks]).sum(0)
-        assert torch.allclose(added, torch.stack([codec.decode(message) for message in messages]).sum(0))
+        rounds = [codec.rounds(request_of(x, draw), n) for x, draw in ranks]
+        sent = [next(one).tensor for one in rounds]
+        assert all(share.dtype == codec.sum_dtype and share.numel() == codec.k(3000) for share in sent)
+        total = torch.stack([share.to(torch.float32) for share in sent]).sum(0)
+        for one in rounds:
+            with pytest.raises(StopIteration) as end:
+                one.send(total)
+            mean, finite = end.value.value
+            assert finite is True
+            assert torch.allclose(n * mean, torch.stack([codec.decode(message) for message in messages]).sum(0))
     alone = RandomK(0.1, shared=False)
     first, second = (alone.decode_sparse(alone.encode(x, draw=draw))[0] for x, draw in ranks[:2])
     assert not torch.equal(first, second)
-    with pytest.raises(OptionError, match="shared=True"):
-        alone.to_sum(gaussian(10))
+    assert alone.sum_dtype is None
+    assert all_reduce().accepts(alone) == alone.not_summable()
+    assert "write random_k:0.1, or use all_gather" in alone.not_summable()
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

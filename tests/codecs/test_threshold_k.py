@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import thinwire as tw
-from thinwire import Draw, error_feedback, threshold_k
-from thinwire.codecs.base import HEADER_BYTES
+from thinwire import Draw
+from thinwire.codecs import Codec, State, abs_max, bf16, fp16, threshold_k
+from thinwire.codecs.frames import HEADER_BYTES
+from thinwire.memory import error_feedback, momentum_correction
 
 STEPS = 300
 CHANGE = 150  # the step at which a gradient suddenly drops or rises
@@ -180,6 +181,7 @@ class Run:
         kept, whole = energy(sent), energy(total)
         best = energy(total.abs().topk(self.k).values)
         delta = self.codec.delta(self.numel)
+        assert delta is not None
         assert delta == pytest.approx(0.8 * self.k / self.numel)
         assert kept >= delta * whole * (1 - 1e-9)
         return count, kept / best if best else 1.0, kept / whole if whole else 1.0
@@ -275,7 +277,7 @@ def test_without_error_feedback_the_target_is_held_too() -> None:
 
 
 def test_momentum_correction_holds_the_target_too() -> None:
-    codec, memory, of = threshold_k(0.01), tw.momentum_correction().start(), gaussian_noise(20_000, 9)
+    codec, memory, of = threshold_k(0.01), momentum_correction().start(), gaussian_noise(20_000, 9)
     counts = [
         codec.decode_sparse(memory.encode(codec, of(step), name="w", draw=Draw(step=step)))[0].numel()
         for step in range(STEPS)
@@ -313,8 +315,8 @@ def test_every_message_holds_the_largest_up_to_ties() -> None:
         assert float(left.abs().max()) <= float(values.abs().min()) * (1 + 2**-11)
 
 
-@pytest.mark.parametrize("values", [tw.bf16(), tw.fp16(), tw.abs_max(4)], ids=lambda codec: codec.spec())
-def test_rounded_values_leave_their_rounding_behind(values: tw.Codec) -> None:
+@pytest.mark.parametrize("values", [bf16(), fp16(), abs_max(4)], ids=lambda codec: codec.spec())
+def test_rounded_values_leave_their_rounding_behind(values: Codec) -> None:
     run, of = Run(0.01, 20_000, values=values), gaussian_noise(20_000, 13)
     counts = []
     for step in range(60):
@@ -369,11 +371,19 @@ def test_some_more_than_k_large_elements_over_nearly_nothing(large: int, floor: 
 # ------------------------------------------------------------------------------------------------------------ its state
 
 
+def sent_from(residual: Tensor, gradient: Tensor, codec: Codec, *, state: State, step: int = 0) -> Tensor:
+    """The message of both; `residual` is what it does not carry."""
+    rest = gradient.clone()
+    message = codec.encode_compensated(rest, residual, draw=Draw(step=step), state=state)
+    residual.copy_(rest)
+    return message
+
+
 def test_it_continues_bit_for_bit_from_a_copied_or_saved_state() -> None:
     of = laplace_noise(20_000, 18)
     codec, state, residual = threshold_k(0.01), threshold_k(0.01).new_state(), torch.zeros(20_000)
     for step in range(30):
-        codec.encode_remembering(residual, of(step), draw=Draw(step=step), state=state)
+        sent_from(residual, of(step), codec, state=state, step=step)
     file = io.BytesIO()
     torch.save({"state": state, "residual": residual}, file)
     file.seek(0)
@@ -382,8 +392,7 @@ def test_it_continues_bit_for_bit_from_a_copied_or_saved_state() -> None:
     lives = [(state, residual), (dict(state), residual.clone()), (saved["state"], saved["residual"])]
     for step in range(30, 60):
         messages = [
-            codec.encode_remembering(own_residual, of(step), draw=Draw(step=step), state=own_state)
-            for own_state, own_residual in lives
+            sent_from(own_residual, of(step), codec, state=own_state, step=step) for own_state, own_residual in lives
         ]
         assert all(torch.equal(message, messages[0]) for message in messages)
         assert all(own_state == state and torch.equal(own, residual) for own_state, own in lives)
@@ -500,18 +509,18 @@ def test_any_scale(scale: float) -> None:
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("first", [True, False])
-def test_non_finite_is_sent_as_nan_at_its_places_and_forgotten(bad: float, first: bool) -> None:
+def test_non_finite_is_sent_as_nan_at_its_places_and_leaves_the_residual(bad: float, first: bool) -> None:
     codec, state, residual, of = threshold_k(0.01), threshold_k(0.01).new_state(), torch.zeros(20_000), gaussian(20_000)
     for step in range(0 if first else 20):
-        codec.encode_remembering(residual, gaussian(20_000, 100 + step), draw=Draw(step=step), state=state)
+        sent_from(residual, gaussian(20_000, 100 + step), codec, state=state, step=step)
     gradient = of.clone()
     gradient[[5, 77, 19_999]] = bad
-    total = residual + gradient
-    message = codec.encode_remembering(residual, gradient, state=state)
+    before = residual.clone()
+    message = codec.encode_compensated(gradient.clone(), residual, state=state)
     indices, values = codec.decode_sparse(message)
     assert indices.tolist() == [5, 77, 19_999]
     assert bool(values.isnan().all())
-    assert torch.equal(residual, total.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+    assert torch.equal(residual, before)
     assert all(math.isfinite(value) for value in state.values())
     gradient[:] = bad
     indices, values = codec.decode_sparse(codec.encode(gradient))
@@ -519,7 +528,7 @@ def test_non_finite_is_sent_as_nan_at_its_places_and_forgotten(bad: float, first
     assert bool(values.isnan().all())
     counts = []
     for step in range(30):
-        message = codec.encode_remembering(residual, gaussian(20_000, 200 + step), draw=Draw(step=step), state=state)
+        message = sent_from(residual, gaussian(20_000, 200 + step), codec, state=state, step=step)
         counts.append(codec.decode_sparse(message)[0].numel())
         assert bool(residual.isfinite().all())
     assert share_within(counts, codec.k(20_000)) == 1.0

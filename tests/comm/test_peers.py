@@ -1,4 +1,4 @@
-"""Letters by gloo, without training: what is sent arrives, and who leaves can leave."""
+"""Messages over gloo, without training: all of them arrive, and a rank can leave at any time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
-from thinwire.comm.peers import GlooMail, GoneError
+from thinwire.comm.peers import GlooTransport, PeerGoneError
+
+Pair = tuple[GlooTransport, GlooTransport]
 
 
 @pytest.fixture
-def pair() -> tuple[GlooMail, GlooMail]:
-    store, found = dist.HashStore(), {}
+def pair() -> Pair:
+    store = HashStore()
+    found: dict[int, GlooTransport] = {}
 
     def meet(rank: int) -> None:
-        mail = GlooMail(store, rank, 2)
-        assert mail.connect([1 - rank], seconds=30.0) == [1 - rank]
-        found[rank] = mail
+        transport = GlooTransport(store, rank, 2)
+        assert transport.connect([1 - rank], seconds=30.0) == [1 - rank]
+        found[rank] = transport
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -29,11 +32,11 @@ def pair() -> tuple[GlooMail, GlooMail]:
     return found[0], found[1]
 
 
-def letter(*values: int) -> torch.Tensor:
+def message(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.uint8)
 
 
-def test_letters_of_many_sizes_arrive_in_order(pair: tuple[GlooMail, GlooMail]) -> None:
+def test_messages_of_many_sizes_arrive_in_order(pair: Pair) -> None:
     a, b = pair
     sizes = [5, 5, 5, 100_000, 5, 1, 100_000, 100_000, 0, 7]
     for number, size in enumerate(sizes):
@@ -48,10 +51,12 @@ def test_letters_of_many_sizes_arrive_in_order(pair: tuple[GlooMail, GlooMail]) 
     b.close()
 
 
-def test_who_leaves_first_leaves_no_thread_in_gloo_although_the_other_stays(pair: tuple[GlooMail, GlooMail]) -> None:
+def test_the_rank_that_leaves_first_has_no_thread_in_gloo_although_the_other_stays(
+    pair: tuple[GlooTransport, GlooTransport],
+) -> None:
     a, b = pair
-    a.send(1, letter(7))
-    mine = list(a._edges[1]._threads)
+    a.send(1, message(7))
+    mine = list(a._connections[1]._threads)
     begin = time.monotonic()
     a.close()
     assert time.monotonic() - begin < 4.0  # it did not have to wait until the other one leaves too
@@ -59,7 +64,7 @@ def test_who_leaves_first_leaves_no_thread_in_gloo_although_the_other_stays(pair
     found = b.receive(0, until=time.monotonic() + 30)
     assert found is not None
     assert found.tolist() == [7]
-    with pytest.raises(GoneError, match="left"):
+    with pytest.raises(PeerGoneError, match="left"):
         b.receive(0, until=time.monotonic() + 30)
-    b.send(0, letter(1))  # to nobody: no error, no hang
+    b.send(0, message(1))  # to nobody: no error, no hang
     b.close()

@@ -17,6 +17,7 @@ from support.ledger import Ledger, assert_nothing_lost, assert_same_on_all
 from support.pool import Pool
 from support.runs import MANY, Run, parts_in
 from thinwire.auto.agreement import Decision
+from thinwire.auto.tuner import AutoTuner
 
 Pools = Callable[[int], Pool]
 STEPS = 16
@@ -35,20 +36,22 @@ EXACT = [TOUR[0], "dense", "ar-top-k 3.3 %", "two-shot-top-k 10 %", "threshold-k
 
 def follow(link: thinwire.Link, script: list[tuple[str, str | None]]) -> None:
     """Let rank 0 decide what is written: a candidate for each round, and one that is tried on the first bucket."""
-    pilot = link.pilot
-    assert pilot is not None
-    numbers = {one.name: number for number, one in enumerate(pilot.candidates)}
-    if pilot._controller is None:
+    tuner = link.reducer.policy
+    assert link.chooses
+    assert isinstance(tuner, AutoTuner)
+    numbers = {one.name: number for number, one in enumerate(tuner.candidates)}
+    controller = tuner._controller
+    if controller is None:
         return
     said = iter(script)
 
     def decide(step: int) -> Decision:
         name, tried = next(said, script[-1])
         number = numbers[name]
-        pilot._controller.decision = Decision(step, (number,) * 3, 1, None if tried is None else (numbers[tried], 0))
-        return pilot._controller.decision
+        controller.decision = Decision(step, (number,) * 3, 1, None if tried is None else (numbers[tried], 0))
+        return controller.decision
 
-    pilot._controller.decide = decide
+    controller.decide = decide  # type: ignore[method-assign]
 
 
 def loss_of(rank: int, step: int) -> Callable[[nn.Module], torch.Tensor]:
@@ -64,7 +67,7 @@ def tour(rank: int, world_size: int, script: list[tuple[str, str | None]]) -> tu
     ran = []
     for step in range(STEPS):
         ledger.step(loss_of(rank, step))
-        ways = ledger.link.carrier.ways
+        ways = ledger.link.reducer.residuals.overrides
         ran.append(f"{ledger.link.recipe} {sorted((name, str(way)) for name, way in ways.items())}")
     return ledger.books(), ran
 
@@ -174,7 +177,7 @@ def by_hand(rank: int, world_size: int) -> tuple[str, bool, Any]:
     run.train(5)
     run.link.set_recipe("threshold-k")
     run.train(12)
-    result = str(run.link.recipe), run.link.pilot is None, run.weights()
+    result = str(run.link.recipe), not run.link.chooses, run.weights()
     run.link.close()
     return result
 

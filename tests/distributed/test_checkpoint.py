@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.stateful import Stateful
 
+from support.ledger import grad_of
 from support.pool import Pool, run_fresh
 from support.runs import MANY, ONE, SAVED_AFTER, STEPS, Run, Tree, assert_same, parts_in, save
 from thinwire import Link
@@ -51,13 +52,13 @@ def resume(rank: int, world_size: int, recipe: str, folder: Path, cap: float) ->
         lambda link: link.load_state_dict(parts[rank]["link"]),
         lambda link: link.load_state_dict([part["link"] for part in parts]),
         lambda link: link.load_checkpoint(str(folder / "dcp")),
-        lambda link: dcp.load({"link": link}, checkpoint_id=folder / "dcp"),
+        lambda link: load_distributed({"link": link}, checkpoint_id=folder / "dcp"),
     ]
     for way in ways:
         run = Run(recipe, rank, cap=cap, start=1)
         assert isinstance(run.link, Stateful)
         way(run.link)
-        dcp.load({"model": run.net.state_dict()}, checkpoint_id=folder / "dcp")
+        load_distributed({"model": run.net.state_dict()}, checkpoint_id=folder / "dcp")
         assert run.link.step == SAVED_AFTER
         ends.append(run.train(STEPS).end())
     return ends
@@ -89,6 +90,7 @@ def resume_with_scaler(rank: int, world_size: int) -> tuple[Tree, list[Tree]]:
         return torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3)
 
     run = Run("two-shot-2-ef", rank, scaler=scaler()).train(5)
+    assert run.scaler is not None
     link, model, scale = run.link.state_dict(), run.weights(), run.scaler.state_dict()
     ends = []
     for early in (True, False):
@@ -124,14 +126,14 @@ def resume_elsewhere(rank: int, world_size: int, folder: Path, way: str, recipe:
         return run
 
     run = resumed()
-    owed, states = run.owed(), {name: dict(state) for name, state in run.link.carrier.states.items()}
+    owed, states = run.owed(), {name: dict(state) for name, state in run.link.reducer.residuals.states.items()}
     end = run.train(STEPS).end()
     # All that is owed goes out with a step that adds nothing to it.
     run = resumed()
     run.link.set_recipe("dense")
     (run.model(torch.zeros(1, 48)).sum() * 0.0).backward()
-    assert run.link.carrier.memory is None
-    delivered = {name: run.net.get_parameter(name).grad.double() * world_size for name in owed}
+    assert run.link.reducer.residuals.memory is None
+    delivered = {name: grad_of(run.net.get_parameter(name)).double() * world_size for name in owed}
     run.link.close()
     return owed, delivered, end["parameters"], states
 

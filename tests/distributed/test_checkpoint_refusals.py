@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from support.pool import Pool
 from support.runs import MANY, SAVED_AFTER, STEPS, Run, assert_same, parts_in, save
@@ -60,7 +60,7 @@ def refusals(rank: int, world_size: int, two: Path, four: Path) -> dict[str, str
     loads["into no memory"] = lambda: forgetful.link.load_state_dict(own)
     loads["into a narrower model"] = lambda: narrow.link.load_state_dict(own)
     loads["another key"] = lambda: wide.link.load_checkpoint(str(two / "dcp"), key="other")
-    loads["dcp.load of four"] = lambda: dcp.load({"link": wide.link}, checkpoint_id=four / "dcp")
+    loads["dcp.load of four"] = lambda: load_distributed({"link": wide.link}, checkpoint_id=four / "dcp")
     seen = {}
     links = [run.link for run in (wide, forgetful, narrow)]
     for name, load in loads.items():

@@ -20,11 +20,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket, HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from support.ledger import Ledger, assert_nothing_lost, assert_same_on_all, batch, copied
+from support.ledger import Ledger, Loss, assert_nothing_lost, assert_same_on_all, batch, copied
 from support.pool import Pool
 from thinwire.attach import ddp as hook_module
 from thinwire.recipe.presets import PRESETS
@@ -49,7 +50,12 @@ def wrapped(**options: Any) -> DistributedDataParallel:
 
 
 def loss(model: nn.Module, rank: int, step: int) -> Tensor:
-    return model(batch(rank, step, 8, WIDTH)).square().sum()
+    total: Tensor = model(batch(rank, step, 8, WIDTH)).square().sum()
+    return total
+
+
+def loss_of(rank: int, step: int) -> Loss:
+    return lambda module: loss(module, rank, step)
 
 
 def grads(model: DistributedDataParallel) -> dict[str, Tensor]:
@@ -130,7 +136,7 @@ def with_memory(rank: int, world_size: int, way: str, option: str) -> dict[str, 
     ledger.local.no_sync = contextlib.nullcontext
     optimizer = torch.optim.SGD(ledger.ddp.parameters(), lr=1e-3)
     for step in range(STEPS):
-        ledger.enter(lambda module, step=step: _Ran(lambda: WAYS[way](module, rank, step)))
+        ledger.enter(whole_step(way, rank, step))
         optimizer.zero_grad(set_to_none=False)
         WAYS[way](ledger.ddp, rank, step)
         ledger.receive()
@@ -144,6 +150,10 @@ class _Ran:
 
     def __init__(self, backward: Callable[[], None]) -> None:
         self.backward = backward
+
+
+def whole_step(way: str, rank: int, step: int) -> Loss:
+    return lambda module: _Ran(lambda: WAYS[way](module, rank, step))
 
 
 @pytest.mark.parametrize("option", ["default", "bucket view"])
@@ -248,7 +258,7 @@ def changed(rank: int, world_size: int, recipes: list[str], every: int) -> Any:
         if place:
             ledger.link.set_recipe(recipe)
         for step in range(every):
-            ledger.step(lambda module, step=every * place + step: loss(module, rank, step))
+            ledger.step(loss_of(rank, every * place + step))
         owed.append(sum(float(residual.abs().sum()) for residual in ledger.residuals().values()))
     return ledger.books(), owed
 
@@ -280,7 +290,7 @@ def with_feedback_only(rank: int, world_size: int, recipe: str, steps: int) -> t
     for step in range(steps):
         model.zero_grad()
         plainly(model, rank, step)
-    kept = sum(float(back.sum(dtype=torch.float64)) for back in link.carrier.backs.values())
+    kept = sum(float(back.sum(dtype=torch.float64)) for back in link.reducer.residuals.backs.values())
     total = torch.tensor(kept, dtype=torch.float64)
     dist.all_reduce(total)
     link.set_recipe(recipe)
@@ -312,7 +322,7 @@ def changed_in_backward(rank: int, world_size: int) -> Any:
     first = ledger.module[0].weight
     for step in range(STEPS):
         hook = first.register_hook(change) if step == 2 else None  # buckets of later layers are under way by then
-        ledger.step(lambda module, step=step: loss(module, rank, step))
+        ledger.step(loss_of(rank, step))
         if hook is not None:
             hook.remove()
     return ledger.books(), told, str(ledger.link.recipe)
@@ -333,9 +343,11 @@ def refused(rank: int, world_size: int) -> dict[str, Any]:
     if rank:
         return {}
     alone = dist.new_group([0], use_local_synchronization=True)
-    fresh = lambda **options: DistributedDataParallel(layers(), process_group=alone, **options)  # noqa: E731
     told: dict[str, Any] = {}
     others = lanes()
+
+    def fresh(**options: Any) -> DistributedDataParallel:
+        return DistributedDataParallel(layers(), process_group=alone, **options)
 
     def attempt(what: str, model: Any, recipe: Any = TOP_K, **options: Any) -> None:
         try:
@@ -358,7 +370,7 @@ def refused(rank: int, world_size: int) -> dict[str, Any]:
     other.register_comm_hook(None, default_hooks.allreduce_hook)
     attempt("another hook", other)
     builtin = fresh()
-    builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    builtin._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
     attempt("a hook in C++", builtin)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -430,7 +442,7 @@ def test_ddp_accepts_the_hook() -> None:
     """DDP compares annotations with objects, which `from __future__ import annotations` would turn into text."""
     signature = inspect.signature(hook_module.thinwire_hook)
     assert list(signature.parameters)[1] == "bucket"
-    assert signature.parameters["bucket"].annotation is dist.GradBucket
+    assert signature.parameters["bucket"].annotation is GradBucket
     assert signature.return_annotation == torch.futures.Future[torch.Tensor]
     assert not hasattr(hook_module, "annotations")
 
@@ -443,7 +455,7 @@ def observed_by_one(rank: int, world_size: int) -> Any:
     records = Records()
     ledger = Ledger(wrapped(), TOP_K, sinks=[records] if rank == 0 else [], exempt=())
     for step in range(STEPS):
-        ledger.step(lambda module, step=step: loss(module, rank, step))
+        ledger.step(loss_of(rank, step))
     return ledger.books(), len(records.entries)
 
 
@@ -504,7 +516,7 @@ def outlived(rank: int, world_size: int) -> int:
     link = thinwire.attach(model, TOP_K)
     plainly(model, rank, 0)
     dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     link.close()
     again = wrapped()
     thinwire.attach(again, TOP_K)

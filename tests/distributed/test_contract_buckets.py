@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import thinwire
-from support.ledger import Ledger, Loss, assert_nothing_lost, assert_same_on_all, batch, copied
+from support.ledger import Ledger, Loss, assert_nothing_lost, assert_same_on_all, batch, copied, grad_of
 from support.pool import Pool
 
 Pools = Callable[[int], Pool]
@@ -62,7 +62,8 @@ class Tied(nn.Module):
         self.last.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.between(torch.tanh(self.first(x)))))
+        out: Tensor = self.last(torch.tanh(self.between(torch.tanh(self.first(x)))))
+        return out
 
 
 class Branches(nn.Module):
@@ -87,13 +88,16 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
             x = torch.tanh(layer(x.to(layer.weight.dtype)))
         return x.float()
 
 
 def conv() -> nn.Module:
     layers = nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3)
-    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    module: Any = nn.Sequential(*layers)  # torch does not declare memory_format
+    last: nn.Module = module.to(memory_format=torch.channels_last)
+    return last
 
 
 def frozen() -> nn.Module:
@@ -167,7 +171,9 @@ def of_types(rank: int, world_size: int, types: tuple[torch.dtype, ...], static_
         plain.zero_grad()
         squares(rank, step)(plain).backward()
         pairs = zip(plain.parameters(), ddp.parameters(), strict=True)
-        wide &= all(torch.equal(theirs.grad, ours.grad) for theirs, ours in pairs if ours.dtype == torch.float64)
+        wide &= all(
+            torch.equal(grad_of(theirs), grad_of(ours)) for theirs, ours in pairs if ours.dtype == torch.float64
+        )
     return ledger.books(), wide
 
 
@@ -208,7 +214,8 @@ def used(rank: int, step: int, branches: str) -> Loss:
 
 def momentum_of(ledger: Ledger) -> Tensor:
     [state] = ledger.link.state_dict().values()
-    return state.get("memory", {}).get("right.weight", {}).get("momentum", torch.zeros(1))
+    momentum: Tensor = state.get("memory", {}).get("right.weight", {}).get("momentum", torch.zeros(1))
+    return momentum
 
 
 def unused(rank: int, world_size: int, recipe: str, flush: bool, owing: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
@@ -340,10 +347,14 @@ def behind_another(rank: int, world_size: int) -> Any:
     before, ddp = nn.Linear(WIDTH, WIDTH), DistributedDataParallel(Crossed(), bucket_cap_mb=SMALL)
     ledger = Ledger(ddp, TOP_K, exempt=())
     seen = []
-    before.weight.register_hook(lambda grad: seen.append(ledger.link._open is not None))
+    before.weight.register_hook(lambda grad: seen.append(ledger.link.reducer._open is not None))
     for step in range(STEPS):
         x = batch(rank, step, 8, WIDTH)
-        ledger.enter(lambda module, x=x: module(before(x)).square().sum())
+
+        def loss(module: nn.Module, x: Tensor = x) -> Any:
+            return module(before(x)).square().sum()
+
+        ledger.enter(loss)
         before.zero_grad()
         ddp.zero_grad()
         ddp(before(x)).square().sum().backward()
@@ -364,8 +375,15 @@ def two_in_a_row(rank: int, world_size: int) -> list[dict[str, Any]]:
     first, last = (Ledger(ddp, recipe, exempt=()) for ddp, recipe in zip(models, (TOP_K, "powersgd-4"), strict=True))
     for step in range(STEPS):
         x = batch(rank, step, 8, WIDTH)
-        first.enter(lambda module, x=x: last.module(module(x)).square().sum())
-        last.enter(lambda module, x=x: module(first.module(x)).square().sum())
+
+        def loss_of_first(module: nn.Module, x: Tensor = x) -> Any:
+            return last.module(module(x)).square().sum()
+
+        def loss_of_last(module: nn.Module, x: Tensor = x) -> Any:
+            return module(first.module(x)).square().sum()
+
+        first.enter(loss_of_first)
+        last.enter(loss_of_last)
         for model in models:
             model.zero_grad()
         models[1](models[0](x)).square().sum().backward()
@@ -386,7 +404,8 @@ class Words(nn.Module):
         self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(self.words(x))
+        out: Tensor = self.layers(self.words(x))
+        return out
 
 
 def sparse(rank: int, world_size: int) -> Any:
@@ -396,7 +415,10 @@ def sparse(rank: int, world_size: int) -> Any:
     same = []
     for step in range(STEPS):
         x = torch.randint(50, (8,), generator=torch.Generator().manual_seed(100 * rank + step))
-        loss = lambda module, x=x: module(x).square().sum()  # noqa: E731
+
+        def loss(module: nn.Module, x: Tensor = x) -> Any:
+            return module(x).square().sum()
+
         ledger.step(loss)
         plain.zero_grad()
         loss(plain).backward()
@@ -418,7 +440,9 @@ def in_groups(rank: int, world_size: int) -> dict[str, Any]:
     module = Tied() if odd else Crossed()
     ddp = DistributedDataParallel(module, process_group=groups[odd], bucket_cap_mb=SMALL)
     books = sent_by(ddp, ["powersgd-4", TOP_K][odd], rank)
-    return books | {"rank": ddp._comm_hooks[0][1].rank}
+    link = ddp._comm_hooks[0][1]
+    assert isinstance(link, thinwire.Link)
+    return books | {"rank": link.rank}
 
 
 def test_groups_do_not_meet(pools: Pools) -> None:
@@ -460,11 +484,11 @@ def test_compiled(pools: Pools, backend: str, inside: bool) -> None:
 def attached_before_compiling(rank: int, world_size: int) -> list[int]:
     ddp = DistributedDataParallel(Crossed())
     link = thinwire.attach(ddp, TOP_K)
-    quick = torch.compile(ddp, backend="eager")
+    quick: Any = torch.compile(ddp, backend="eager")
     squares(rank, 0)(quick).backward()
     weights = [p for p in ddp.parameters() if p.dim() == 2]
     assert link.step == 1
-    return [int(p.grad.count_nonzero()) for p in weights]
+    return [int(grad_of(p).count_nonzero()) for p in weights]
 
 
 def test_attached_before_compiling(pools: Pools) -> None:

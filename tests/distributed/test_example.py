@@ -24,6 +24,12 @@ def example(recipe: str) -> list[str]:
     return [str(EXAMPLE), "--recipe", recipe, "--steps", "50"]
 
 
+def loss_in(line: str) -> float:
+    match = re.fullmatch(r"step +\d+  loss ([\d.]+)", line)
+    assert match is not None, line
+    return float(match[1])
+
+
 def test_it_stays_small() -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 60
 
@@ -40,7 +46,7 @@ def test_it_trains(recipe: str, written: str, at_least: float) -> None:
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     *losses, told, size, waited, agreement = done.stdout.splitlines()
-    first, last = (float(re.fullmatch(r"step +\d+  loss ([\d.]+)", line)[1]) for line in losses)  # type: ignore[index]
+    first, last = map(loss_in, losses)
     assert last < 0.7 * first
     assert told == f"{written} on 2 ranks"
     numbers = re.fullmatch(r"  ([\d,]+) bytes a step, ([\d.]+) x fewer than plain DDP", size)
@@ -68,7 +74,9 @@ def test_the_decentralised_example_learns(algorithm: str, codec: str) -> None:
     done = run(*TORCHRUN, str(program), "--algorithm", algorithm, "--codec", codec, "--steps", "100")
     assert done.returncode == 0, done.stderr[-2000:]
     first, last = (float(loss) for loss in re.findall(r"step +(?:0|100)  loss ([\d.]+)", done.stdout))
-    averaged = float(re.search(r"loss ([\d.]+) of the average model", done.stdout)[1])  # type: ignore[index]
+    average = re.search(r"loss ([\d.]+) of the average model", done.stdout)
+    assert average is not None
+    averaged = float(average[1])
     assert last < 0.8 * first
     assert averaged < 0.8 * first
     apart = [float(one) for one in re.findall(r"models ([\d.]+) apart", done.stdout)]

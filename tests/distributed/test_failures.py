@@ -7,12 +7,13 @@ own, and they wait in threads, all at the same time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -55,7 +56,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.asleep:
             time.sleep(10 * DEADLINE)
-        return self.layers(x)
+        out: Tensor = self.layers(x)
+        return out
 
 
 def built(*, layers: int = 4, group: dist.ProcessGroup | None = None, **options: Any) -> DistributedDataParallel:
@@ -66,6 +68,11 @@ def built(*, layers: int = 4, group: dist.ProcessGroup | None = None, **options:
 def step(model: nn.Module) -> None:
     model.zero_grad()
     model(torch.randn(4, SIZE)).square().mean().backward()
+
+
+def steps_of(model: nn.Module, count: int) -> None:
+    for _ in range(count):
+        step(model)
 
 
 def outcome(action: Callable[[], object]) -> dict[str, Any]:
@@ -113,7 +120,7 @@ def lose_a_rank(rank: int, world_size: int, how: str) -> dict[str, Any]:
             victim.layers[1].weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
         victim.asleep = how == "hung"
         step(models["threshold-k"])
-    actions = {name: (lambda model=model: step(model)) for name, model in models.items()}
+    actions: dict[str, Callable[[], object]] = {name: functools.partial(step, model) for name, model in models.items()}
     actions["attach"] = lambda: thinwire.attach(late, "threshold-k")
     with ThreadPoolExecutor(len(actions)) as threads:
         told = dict(zip(actions, threads.map(outcome, actions.values()), strict=True))
@@ -169,7 +176,7 @@ def test_the_next_step_is_refused_as_well(survivors: list[dict[str, Any]]) -> No
 @contextlib.contextmanager
 def broken_codec(rank: int, where: int, link: thinwire.Link) -> Iterator[None]:
     """On one rank, the second bucket of a step cannot be encoded."""
-    names = ("encode", "encode_taking", "to_sum", "left", "pack_positions")
+    names = ("write", "write_taking", "write_compensated", "to_sum", "codes", "left", "pack_positions")
     kinds = {type(link.recipe.codec), type(getattr(link.recipe.codec, "values", link.recipe.codec))}
     with contextlib.ExitStack() as stack:
         calls: list[str] = []
@@ -191,54 +198,137 @@ def _breaking(method: Callable[..., Any], calls: list[str]) -> Callable[..., Any
 
 
 @contextlib.contextmanager
-def damaged_bytes(rank: int, where: int, link: thinwire.Link) -> Iterator[None]:
-    """On one rank, a byte of what comes from the network is wrong."""
+def damaged_bytes(rank: int, where: int, at: float, *, kinds: Collection[str]) -> Iterator[None]:
+    """On one rank, a bit of what comes from the network is wrong; `at` is where in the bytes, as a share."""
 
     wait = Pending.wait
 
     def damaging(self: Pending) -> Tensor:
         received = wait(self)
-        if self._kind in ("all_gather", "all_to_all"):
-            received.view(torch.uint8).view(-1)[40] ^= 4
+        flat = received.view(-1).view(torch.uint8)
+        if self._kind in kinds and flat.numel() > 64 and received.dtype != torch.int64:  # not what ranks compare
+            flat[int(at * (flat.numel() - 1))] ^= 0x10
         return received
 
     with mock.patch.object(Pending, "wait", damaging) if rank == where else contextlib.nullcontext():
         yield
 
 
-TROUBLES = {"a codec breaks": broken_codec, "bytes are damaged": damaged_bytes}
-
-
-def trouble(rank: int, world_size: int, recipe: str, what: str) -> dict[str, Any]:
+def trouble(rank: int, world_size: int, recipe: str) -> dict[str, Any]:
     model = built()
     before = sockets()
     link = thinwire.attach(model, recipe)
     for _ in range(3):
         step(model)
-    with TROUBLES[what](rank, 1, link):
-        told = outcome(lambda: [step(model) for _ in range(3)])  # a rank may be done with a step that fails elsewhere
+    with broken_codec(rank, 1, link):
+        told = outcome(lambda: steps_of(model, 3))  # a rank may be done with a step that fails elsewhere
     return told | {"lanes": lanes(), "sockets": sockets() - before, "step": link.step}
 
 
-@pytest.mark.parametrize(
-    ("recipe", "what"),
-    [(recipe, "a codec breaks") for recipe in ("bf16", *RECIPES[1:])]
-    + [(recipe, "bytes are damaged") for recipe in ("threshold-k", "top-k", "qsgd-4", "two-shot-4", "two-shot-2-ef")],
-)
-def test_one_rank_in_trouble_ends_all(pools: Pools, recipe: str, what: str) -> None:
-    seen = pools(3).run(trouble, recipe, what)
+@pytest.mark.parametrize("recipe", ["bf16", *RECIPES[1:]])
+def test_one_rank_in_trouble_ends_all(pools: Pools, recipe: str) -> None:
+    seen = pools(3).run(trouble, recipe)
     for rank, told in enumerate(seen):
         assert told["kind"] == "ExchangeError", (rank, told)
         assert re.search(rf"bucket \d \(layers\.\d.*{re.escape(str(thinwire.parse(recipe)))}", told["text"]), told
         assert told["lanes"] == []
         assert told["sockets"] <= 0
-    assert ("a codec went wrong" if what == "a codec breaks" else "message") in seen[1]["text"]
+    assert "a codec went wrong" in seen[1]["text"]
     assert seen[1]["step"] == 3
+
+
+def damage(
+    rank: int, world_size: int, recipe: str, kinds: Collection[str], at: float, every: int, exact: bool = False
+) -> dict[str, Any]:
+    model = built()
+    options: dict[str, Any] = {"exempt": lambda name, parameter: True} if exact else {}
+    link = thinwire.attach(model, recipe, check_every=every, **options)
+    for _ in range(3):
+        step(model)
+    with damaged_bytes(rank, 1, at, kinds=kinds):
+        told = outcome(lambda: steps_of(model, 3))
+    left = lanes()
+    link.close()
+    return told | {"lanes": left, "step": link.step}
+
+
+# Recipe, the collective whose result is damaged, and where in it: messages, exact elements at the end, positions, sums.
+DAMAGED = [
+    *(
+        (recipe, ("all_gather",), at, False)
+        for recipe in ("qsgd-4", "two-shot-4", "two-shot-2-ef")
+        for at in (0.1, 0.4)
+    ),
+    *((recipe, ("all_gather",), 0.95, False) for recipe in ("threshold-k", "top-k")),
+    *((recipe, ("all_reduce",), 0.5, False) for recipe in ("dense", "bf16", "global-qsgd-8", "powersgd-4", "ar-top-k")),
+    ("two-shot-4", ("all_gather",), 0.1, True),  # exact elements behind messages
+    ("threshold-k", ("all_reduce",), 0.5, False),  # exact elements beside messages
+    ("ar-top-k", ("broadcast",), 0.3, False),  # positions
+]
+
+
+@pytest.mark.parametrize(("recipe", "kinds", "at", "exact"), DAMAGED)
+def test_no_damaged_bit_goes_unnoticed(
+    pools: Pools, recipe: str, kinds: tuple[str, ...], at: float, exact: bool
+) -> None:
+    """Whatever travels without a checksum: replicas that part end the run, on all ranks, in that step."""
+    seen = pools(3).run(damage, recipe, kinds, at, 1, exact)
+    for rank, told in enumerate(seen):
+        assert told["kind"] == "ExchangeError", (rank, told)
+        assert told["lanes"] == []
+    texts = [told["text"] for told in seen]
+    if "message" in texts[1] and "positions" in texts[1]:  # they led outside the tensor, which that rank saw itself
+        return
+    for text in texts:
+        assert re.search(r"different means of .*layers\.\d.* in step 3: rank 1 differs from the other 2", text), text
+
+
+def damaged_once(rank: int, world_size: int, recipe: str, at_step: int) -> dict[str, Any]:
+    """One message of one step is damaged on one rank, and the model trains on."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.02)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    link = thinwire.attach(model, recipe, check_every=5)
+
+    def train(*_: object) -> int:
+        numbers = torch.Generator().manual_seed(link.step)
+        optimizer.zero_grad()
+        model(torch.randn(4, SIZE, generator=numbers)).square().mean().backward()
+        optimizer.step()
+        return link.step
+
+    while link.step < at_step:
+        train()
+    with damaged_bytes(rank, 1, 0.5, kinds=("all_reduce", "all_gather")):
+        first = outcome(train)
+    told = outcome(lambda: [train() for _ in range(6)]) if not first["kind"] else first
+    link.close()
+    return told
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "qsgd-4", "dense"])
+@pytest.mark.parametrize("at_step", [5, 6, 8])
+def test_a_single_damaged_message_is_noticed_within_n_steps(pools: Pools, recipe: str, at_step: int) -> None:
+    """Between two checks the means agree again; the weights do not."""
+    for told in pools(3).run(damaged_once, recipe, at_step):
+        assert told["kind"] == "ExchangeError", told
+        assert re.search(
+            r"different (means|weights) of .* in step (5|10): rank 1 differs from the other 2", told["text"]
+        )
+
+
+def test_hashes_are_compared_every_n_steps(pools: Pools) -> None:
+    """A line that damages everything from step 3 on is noticed in step 4, and never if nobody asks."""
+    for told in pools(3).run(damage, "bf16", ("all_reduce",), 0.5, 4):
+        assert told["kind"] == "ExchangeError"
+        assert "in step 4: rank 1 differs" in told["text"]
+    for told in pools(3).run(damage, "bf16", ("all_reduce",), 0.5, 0):
+        assert told["kind"] == ""
 
 
 # ---------------------------------------------------------------------------------------------- ranks that disagree
 
-AGREED = {"recipe": "top-k", "seed": 0, "warmup_steps": 0}
+AGREED: dict[str, Any] = {"recipe": "top-k", "seed": 0, "warmup_steps": 0}
 WISHES = {
     "recipe": ({"recipe": "threshold-k"}, "the recipe", "error_feedback|threshold_k:0.01|bf16|all_gather"),
     "dense": ({"recipe": "dense"}, "the recipe", "fp32|all_reduce"),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from support.ledger import grad_of
 from support.pool import Pool
 from support.runs import MANY, ONE_OF_A_KIND, Tree, assert_same
 from thinwire import Link
@@ -65,7 +66,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(torch.tanh(self.first(x)))
-        return self.last(torch.tanh(self.middle(x)))
+        out: Tensor = self.last(torch.tanh(self.middle(x)))
+        return out
 
 
 class Run:
@@ -103,7 +105,7 @@ class Run:
         self.optimizer.zero_grad()
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         self.now += 1
-        finite = all(bool(p.grad.isfinite().all()) for p in self.net.parameters())
+        finite = all(bool(grad_of(p).isfinite().all()) for p in self.net.parameters())
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -114,7 +116,7 @@ class Run:
     def skip(self) -> None:
         """As if this step had never been, except for its number: random draws and leaders follow that."""
         self.now += 1
-        self.link.step += 1
+        self.link.reducer.step += 1
 
     def memory(self) -> Tree:
         return remembered(self.link)
@@ -125,11 +127,11 @@ class Run:
 
 def remembered(link: Link) -> Tree:
     """All that a link carries from one step to the next, copied."""
-    carrier = link.carrier
-    names = carrier.memory.names() if carrier.memory is not None else []
-    kept = {name: dict(carrier.memory.tensors(name)) for name in names}  # type: ignore[union-attr]
-    residuals = {parameter.name: link.residual(parameter.name) for parameter in link.parameters}
-    return copied({"kept": kept, "residuals": residuals, "states": carrier.states, "backs": carrier.backs})
+    residuals = link.reducer.residuals
+    memory = residuals.memory
+    kept = {} if memory is None else {name: dict(memory.tensors(name)) for name in memory.names()}
+    owed = {parameter.name: link.residual(parameter.name) for parameter in link.layout.parameters}
+    return copied({"kept": kept, "residuals": owed, "states": residuals.states, "backs": residuals.backs})
 
 
 def copied(tree: Tree) -> Tree:
@@ -165,7 +167,7 @@ def overflowing_runs(rank: int, world_size: int, recipe: str) -> list[Tensor]:
         for _ in range(BAD):
             assert run.step()
         assert run.link.layout_is_final
-        assert len(run.link.layout.parcels) > 1
+        assert len(run.link.layout.buckets) > 1
         before = run.memory()
         if kind == "skipped":
             run.skip()
@@ -192,7 +194,7 @@ def test_an_overflow_leaves_no_trace(pools: Pools, recipe: str, world_size: int)
 
 
 def overflow_at_start(rank: int, world_size: int, recipe: str, at: int) -> list[Tensor]:
-    """In the first steps DDP changes its buckets, and memories move to other parcels."""
+    """In the first steps DDP changes its buckets, and memories move to other buckets."""
     ends = []
     for name, value in (("middle.weight", math.inf), ("first.bias", math.nan)):
         run = Run(recipe, rank, [(at, world_size - 1, name, value)])

@@ -82,12 +82,12 @@ def predicted_bytes(link: Link) -> int:
     return sum(
         recipe.exchange.sent_bytes(
             recipe.codec,
-            parcel.numel,
+            bucket.numel,
             world_size=link.world_size,
-            exact=parcel.exact_numel,
-            shapes=[part.shape for part in parcel.parts],
+            exact=bucket.exact_numel,
+            shapes=[part.shape for part in bucket.parts],
         )
-        for parcel in link.layout.parcels
+        for bucket in link.layout.buckets
     )
 
 
@@ -105,8 +105,8 @@ def train(rank: int, world_size: int, recipe: str, steps: int, **options: Any) -
         "digest": digest(model),
         "stats": link.stats(),
         "predicted": predicted_bytes(link),
-        "buckets": len(link.layout.parcels),
-        "exact": sum(parcel.exact_numel for parcel in link.layout.parcels),
+        "buckets": len(link.layout.buckets),
+        "exact": sum(bucket.exact_numel for bucket in link.layout.buckets),
         "steps": link.step,
     }
     link.close()
@@ -148,7 +148,7 @@ def endure(rank: int, world_size: int, recipe: str) -> dict[str, Any]:
         losses.append(loss)
         if len(losses) % 100 == 0:
             used[len(losses)] = resources()
-    told = {"losses": losses, "digest": digest(model), "used": used, "buckets": len(link.layout.parcels)}
+    told = {"losses": losses, "digest": digest(model), "used": used, "buckets": len(link.layout.buckets)}
     link.close()
     return {**told, "agree": records.values("comm/agree")}
 

@@ -17,6 +17,7 @@ from support.ranks import (
     Ranks,
     assert_all_ranks_got,
     gradient,
+    lost,
     parts_of,
     run,
     same_bits,
@@ -24,10 +25,10 @@ from support.ranks import (
     true_mean,
 )
 from thinwire import Draw, OptionError, parse
-from thinwire.codecs import Codec
 from thinwire.exchange import TwoShot
+from thinwire.exchange.first_shot import pieces
 from thinwire.exchange.script import Send, Wait
-from thinwire.exchange.two_shot import _waves, pieces
+from thinwire.exchange.two_shot import _waves
 
 
 def given(world_size: int, numel: int, step: int = 0) -> list[Tensor]:
@@ -47,11 +48,11 @@ def assert_within(x: Tensor, y: Tensor, granted: Tensor | float) -> None:
 def test_all_ranks_get_the_same_bits(text: str, world_size: int) -> None:
     for step in run(text, world_size).steps:
         for numel, one in step.items():
-            delivery = assert_all_ranks_got(one.deliveries)
-            assert delivery.mean.shape == (numel,)
-            assert delivery.mean.dtype == delivery.exact.dtype == torch.float32
-            assert delivery.finite
-            assert delivery.mean.isfinite().all()
+            result = assert_all_ranks_got(one.results)
+            assert result.mean.shape == (numel,)
+            assert result.mean.dtype == result.exact.dtype == torch.float32
+            assert result.finite
+            assert result.mean.isfinite().all()
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -59,7 +60,7 @@ def test_all_ranks_get_the_same_bits(text: str, world_size: int) -> None:
 def test_exact_elements_are_the_mean_also_when_they_are_alone(text: str, world_size: int) -> None:
     for step in run(text, world_size).steps:
         for one in step.values():
-            assert_within(one.deliveries[0].exact, true_mean(one.exact), summation_error(one.exact))
+            assert_within(one.results[0].exact, true_mean(one.exact), summation_error(one.exact))
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -103,9 +104,9 @@ def test_scripts_name_the_collectives_that_run(text: str, world_size: int) -> No
 @pytest.mark.parametrize("text", RECIPES)
 def test_nothing_at_all_has_a_mean(text: str) -> None:
     ranks, nothing = Ranks(text, 3), [torch.empty(0)] * 3
-    delivery = ranks.carry("w", nothing, 0, exact=nothing, parts=[])
-    assert delivery.finite
-    assert delivery.mean.shape == delivery.exact.shape == (0,)
+    result = ranks.exchange("w", nothing, 0, exact=nothing, parts=[])
+    assert result.finite
+    assert result.mean.shape == result.exact.shape == (0,)
     assert [network.traffic.bytes for network in ranks.networks] == [0, 0, 0]
     recipe = ranks.recipe
     assert recipe.exchange.sent_bytes(recipe.codec, 0, world_size=3) == 0
@@ -145,7 +146,7 @@ def test_what_leaves_nothing_out_is_the_mean(text: str, world_size: int) -> None
     ranks = Ranks(text, world_size)
     for numel in (1, 64, 1025):
         gradients = given(world_size, numel)
-        mean = ranks.carry(f"n{numel}", gradients, 0).mean
+        mean = ranks.exchange(f"n{numel}", gradients, 0).mean
         assert_within(mean, true_mean(gradients), summation_error(gradients))
 
 
@@ -192,7 +193,7 @@ def test_a_leader_that_finds_nothing_sends_nothing() -> None:
     ranks = Ranks("ef|gaussian_k:0.1|bf16|shared_top_k", 2)
     mean = ranks.step([torch.zeros(100), torch.ones(100)], 0)
     assert not mean.any()
-    torch.testing.assert_close(ranks.owed("w", 100), torch.ones(100, dtype=torch.float64))
+    torch.testing.assert_close(ranks.unsent("w", 100), torch.ones(100, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
@@ -231,14 +232,6 @@ def test_too_many_ranks_for_the_bits_are_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- error bounds
-
-
-def lost(codec: Codec, numel: int) -> float:
-    """E|C(x) - x|^2 / |x|^2 at most."""
-    omega, delta = codec.omega(numel), codec.delta(numel)
-    found = omega if codec.unbiased else None if delta is None else 1 - delta
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("world_size", [2, 5])
@@ -316,8 +309,8 @@ def test_linear_global_qsgd_errs_by_a_quarter_of_a_squared_step_at_most(bits: in
         24,
     )
     levels, stacked, mean = ((1 << (bits - 1)) - 1) // world_size, torch.stack(gradients).double(), true_mean(gradients)
-    steps = torch.stack([part.abs().max() / levels for part in stacked.split(block or 1000, dim=1)])
-    widths = torch.tensor([part.shape[0] for part in mean.split(block or 1000)])
+    steps = torch.stack([part.abs().max() / levels for part in torch.split(stacked, block or 1000, dim=1)])
+    widths = torch.tensor([part.shape[0] for part in torch.split(mean, block or 1000)])
     bound = float((steps.square() / 4 * widths).sum()) / world_size
     errors = torch.stack([(ranks.step(gradients, step).double() - mean).square().sum() for step in range(draws)])
     assert 0.3 * bound < float(errors.mean()) <= bound

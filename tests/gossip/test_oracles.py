@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.crew import goals, on_threads, train, trainer
+from support.gossip_threads import goals, on_threads, train, trainer
 from thinwire.codecs.base import Codec
-from thinwire.comm.peers import LocalMail
+from thinwire.comm.peers import LocalTransport
 from thinwire.gossip.absolute import gaussian_noise, gossip_codec
 from thinwire.gossip.choco import default_consensus_step
 from thinwire.gossip.topology import Topology, complete, exponential, one_peer_exponential, ring, star, torus
@@ -119,14 +119,20 @@ def test_every_rank_has_the_bits_of_the_matrix(algorithm: str, codec: str, topol
     ranks = topology.size
     targets = goals(ranks, NUMEL)
 
-    def one(mail: Any) -> Tensor:
+    def one(transport: LocalTransport) -> Tensor:
         model, optimizer = trainer(
-            mail, targets[mail.rank], algorithm=algorithm, topology=topology, codec=codec, overlap=overlap, seed=3
+            transport,
+            targets[transport.rank],
+            algorithm=algorithm,
+            topology=topology,
+            codec=codec,
+            overlap=overlap,
+            seed=3,
         )
         train(model, optimizer, STEPS)
         return model.x.detach()
 
-    found = torch.stack(on_threads(LocalMail.of(ranks), one))
+    found = torch.stack(on_threads(LocalTransport.of(ranks), one))
     wanted = ORACLES[algorithm](torch.zeros(ranks, NUMEL), topology.matrix, gossip_codec(codec), Local(targets))
     assert torch.equal(found, wanted)
     assert found.norm() > 0.1  # something was learnt
@@ -139,14 +145,14 @@ def test_one_sum_for_all_neighbours_gives_what_copies_of_each_give(algorithm: st
     targets = goals(4, NUMEL)
 
     def run(deadline: float | None) -> Tensor:
-        def one(mail: Any) -> Tensor:
+        def one(transport: LocalTransport) -> Tensor:
             options = {"algorithm": algorithm, "codec": codec, "deadline": deadline, "topology": ring()}
-            model, optimizer = trainer(mail, targets[mail.rank], lr=0.02, momentum=0.0, **options)
+            model, optimizer = trainer(transport, targets[transport.rank], lr=0.02, momentum=0.0, **options)
             train(model, optimizer, 30)
-            assert optimizer._node.views.each == (deadline is not None)
+            assert optimizer._node.views.per_peer == (deadline is not None)
             return model.x.detach()
 
-        return torch.stack(on_threads(LocalMail.of(4), one))
+        return torch.stack(on_threads(LocalTransport.of(4), one))
 
     each, together = run(30.0), run(None)
     if algorithm == "dpsgd":
@@ -163,17 +169,19 @@ def test_the_mean_moves_by_the_mean_of_the_updates_only(algorithm: str, codec: s
     ranks = 6
     targets = goals(ranks, NUMEL)
 
-    def one(mail: Any) -> tuple[Tensor, Tensor]:
-        model, optimizer = trainer(mail, targets[mail.rank], algorithm=algorithm, codec=codec, topology=ring())
+    def one(transport: LocalTransport) -> tuple[Tensor, Tensor]:
+        model, optimizer = trainer(
+            transport, targets[transport.rank], algorithm=algorithm, codec=codec, topology=ring()
+        )
         train(model, optimizer, 3)
-        before = model.x.detach().clone()
+        before = model.value()
         for _ in range(25):
             model.x.grad = torch.zeros_like(model.x)
             optimizer.base.param_groups[0]["momentum"] = 0.0
             optimizer.step()
         return before, model.x.detach()
 
-    pairs = on_threads(LocalMail.of(ranks), one)
+    pairs = on_threads(LocalTransport.of(ranks), one)
     before = torch.stack([pair[0] for pair in pairs])
     after = torch.stack([pair[1] for pair in pairs])
     apart = (before - before.mean(0)).norm()

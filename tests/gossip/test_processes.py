@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 import torch
 
-from support.crew import goals, on_threads, train, trainer
-from thinwire.comm.peers import LocalMail
+from support.gossip_threads import goals, on_threads, train, trainer
+from thinwire.comm.peers import LocalTransport
 from thinwire.gossip.topology import ring
 
 RANK = Path(__file__).parents[1] / "support" / "gossip_rank.py"
 
 
 class Process:
-    """A rank, what it has told, and its end."""
+    """A rank as a process, and what it has reported."""
 
     def __init__(self, **options: Any) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -35,31 +35,31 @@ class Process:
             [sys.executable, str(RANK), json.dumps(options)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
-        self.told: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._read_reports, daemon=True).start()
         self.errors: list[str] = []
-        threading.Thread(target=self._complain, daemon=True).start()
+        threading.Thread(target=self._read_errors, daemon=True).start()
 
-    def _listen(self) -> None:
+    def _read_reports(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.put(json.loads(line))
+            self.reports.put(json.loads(line))
 
-    def _complain(self) -> None:
+    def _read_errors(self) -> None:
         assert self.process.stderr is not None
         self.errors.extend(self.process.stderr)
 
     def until(self, key: str, *, least: float = 0, seconds: float = 120) -> Any:
-        """Wait until it tells `key` with a number of at least `least`."""
+        """Wait for a report with `key`, and with a value of at least `least` if that is a number."""
         end = time.monotonic() + seconds
         while True:
             try:
-                told = self.told.get(timeout=max(0.1, end - time.monotonic()))
+                report = self.reports.get(timeout=max(0.1, end - time.monotonic()))
             except queue.Empty:
-                pytest.fail(f"it never told {key}: {''.join(self.errors[-5:])}")
-            value = told.get(key)
+                pytest.fail(f"it never reported {key}: {''.join(self.errors[-5:])}")
+            value = report.get(key)
             if value is not None and (not isinstance(value, int | float) or value >= least):
-                return told
+                return report
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def _address() -> str:
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
-DCD = {"algorithm": "dcd", "codec": "min_max:4,block=64", "momentum": 0.0}
+DCD: dict[str, Any] = {"algorithm": "dcd", "codec": "min_max:4,block=64", "momentum": 0.0}
 
 
 def test_processes_have_the_bits_of_threads(start: Any) -> None:
@@ -92,12 +92,12 @@ def test_processes_have_the_bits_of_threads(start: Any) -> None:
     found = torch.tensor([one.until("own")["own"] for one in processes])
     targets = goals(ranks, 256)
 
-    def one(mail: Any) -> torch.Tensor:
-        model, optimizer = trainer(mail, targets[mail.rank], lr=0.02, topology=ring(), **DCD)
+    def one(transport: LocalTransport) -> torch.Tensor:
+        model, optimizer = trainer(transport, targets[transport.rank], lr=0.02, topology=ring(), **DCD)
         train(model, optimizer, steps)
-        return model.x.detach().clone()
+        return model.value()
 
-    assert torch.equal(found, torch.stack(on_threads(LocalMail.of(ranks), one)))
+    assert torch.equal(found, torch.stack(on_threads(LocalTransport.of(ranks), one)))
     assert [one.process.wait(30) for one in processes] == [0] * ranks
 
 
@@ -113,11 +113,11 @@ def test_the_others_go_on_when_one_is_killed(start: Any, algorithm: dict[str, An
     processes[2].process.send_signal(signal.SIGKILL)
     left = [one.until("own") for number, one in enumerate(processes) if number != 2]
     assert time.monotonic() - begin < 60
-    for told in left:
-        assert told["stats"]["gossip/alive"] == 4
-        assert told["mean"] == left[0]["mean"]
+    for report in left:
+        assert report["stats"]["gossip/alive"] == 4
+        assert report["mean"] == left[0]["mean"]
     mean = torch.tensor(left[0]["mean"])
-    assert torch.allclose(mean, torch.tensor([told["own"] for told in left]).mean(0), atol=1e-5)
+    assert torch.allclose(mean, torch.tensor([report["own"] for report in left]).mean(0), atol=1e-5)
     rest = torch.stack([goal for rank, goal in enumerate(goals(ranks, 256)) if rank != 2]).mean(0)
     assert (mean - rest).norm() < 0.35 * rest.norm()  # they learn what is best for those that are left
 
@@ -131,16 +131,16 @@ def test_a_rank_that_was_killed_comes_back(start: Any) -> None:
     processes[1].process.wait()
     processes[0].until("step", least=60)
     processes[1] = start(rank=1, **options)
-    again = processes[1].until("life")
-    assert again["life"] == 2
+    again = processes[1].until("incarnation")
+    assert again["incarnation"] == 2
     assert again["round"] > 40
-    told = [one.until("own") for one in processes]
-    for one in told:
+    reports = [one.until("own") for one in processes]
+    for one in reports:
         assert one["stats"]["gossip/neighbours"] == 2
         assert one["stats"]["gossip/alive"] == ranks
-        assert one["mean"] == told[0]["mean"]
+        assert one["mean"] == reports[0]["mean"]
     goal = torch.stack(goals(ranks, 256)).mean(0)
-    assert (torch.tensor(told[0]["mean"]) - goal).norm() < 0.35 * goal.norm()
+    assert (torch.tensor(reports[0]["mean"]) - goal).norm() < 0.35 * goal.norm()
 
 
 def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_goes_on(start: Any) -> None:
@@ -151,7 +151,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_goes_on(start: Any
     processes[1].process.send_signal(signal.SIGSTOP)
     time.sleep(2.5)
     processes[1].process.send_signal(signal.SIGCONT)
-    told = [one.until("own") for one in processes]
-    assert sum(one["stats"]["gossip/skipped"] for one in told) > 0
-    assert all(one["stats"]["gossip/neighbours"] == 2 for one in told)
-    assert all(one["mean"] == told[0]["mean"] for one in told)
+    reports = [one.until("own") for one in processes]
+    assert sum(one["stats"]["gossip/skipped"] for one in reports) > 0
+    assert all(one["stats"]["gossip/neighbours"] == 2 for one in reports)
+    assert all(one["mean"] == reports[0]["mean"] for one in reports)

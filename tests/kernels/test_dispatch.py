@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +49,34 @@ logging.getLogger("thinwire").setLevel(logging.DEBUG)
 
 RUN_CODECS = """
 import hashlib, json, torch
-import thinwire as tw
-from thinwire import kernels
+from thinwire import codecs as c, kernels
+from thinwire.rng import Draw
 from thinwire.codecs.indices import INDEX_CODES
 
-codecs = [
-    tw.fp32(), tw.fp16(), tw.bf16(), tw.fp8(), *(tw.qsgd(bits, block=64 * (bits % 2)) for bits in range(1, 9)),
-    tw.terngrad(), tw.natural(), *(tw.min_max(bits) for bits in range(2, 9)), *(tw.abs_max(bits) for bits in (2, 5, 8)),
-    tw.sign(), tw.sign(64), *(tw.global_qsgd(4, dither=dither, norm=norm) for dither in ("linear", "exponential")
-    for norm in ("l2", "linf")), *(tw.rotated(bits) for bits in (1, 2, 3, 4)), tw.low_rank(2),
-    *(tw.top_k(0.05, indices=code, values=tw.bf16()) for code in INDEX_CODES),
-    tw.gaussian_k(0.05), tw.dgc_k(0.05), tw.trimmed_k(0.05, values=tw.abs_max(4)), tw.threshold_k(0.05),
-    tw.random_k(0.05), tw.random_k(0.05, scaled=False, shared=False, values=tw.qsgd(3)),
+every = [
+    c.fp32(), c.fp16(), c.bf16(), c.fp8(), *(c.qsgd(bits, block=64 * (bits % 2)) for bits in range(1, 9)),
+    c.terngrad(), c.natural(), *(c.min_max(bits) for bits in range(2, 9)), *(c.abs_max(bits) for bits in (2, 5, 8)),
+    c.sign(), c.sign(64), *(c.global_qsgd(4, dither=dither, norm=norm) for dither in ("linear", "exponential")
+    for norm in ("l2", "linf")), *(c.rotated(bits) for bits in (1, 2, 3, 4)), c.low_rank(2),
+    *(c.top_k(0.05, indices=code, values=c.bf16()) for code in INDEX_CODES),
+    c.gaussian_k(0.05), c.dgc_k(0.05), c.trimmed_k(0.05, values=c.abs_max(4)), c.threshold_k(0.05),
+    c.random_k(0.05), c.random_k(0.05, scaled=False, shared=False, values=c.qsgd(3)),
 ]
 
 def digest(tensor):
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 found = {}
-for codec in codecs:
+for codec in every:
     for numel in (0, 1, 65, 3000):
         x = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
-        draw = tw.Draw(seed=3, step=2, stream="w", rank=1)
+        draw = Draw(seed=3, step=2, stream="w", rank=1)
         message = codec.encode(x, draw=draw)
-        memory = x * 0.5
-        state = codec.new_state()
-        remembered = [codec.encode_remembering(memory, x, draw=draw, state=state) for _ in range(3)]
-        parts = [message, codec.decode(message), *remembered, memory]
+        residual, state, parts = x * 0.5, codec.new_state(), [message, codec.decode(message)]
+        for _ in range(3):
+            rest = x.clone()
+            parts.append(codec.encode_compensated(rest, residual, decay=0.9, draw=draw, state=state))
+            parts.append(residual := rest)
         found[f"{codec.spec()} {numel}"] = [digest(part) for part in parts]
 """
 
@@ -135,7 +136,8 @@ print(json.dumps([answers, len(lines.lines)]))
 
 
 def test_without_numba_the_log_reaches_standard_error_as_one_line() -> None:
-    script = f"{WITHOUT_NUMBA}\nimport torch, thinwire as tw\nfor _ in range(3): tw.qsgd(4).encode(torch.ones(100))"
+    encode = "import torch\nfrom thinwire.codecs import qsgd\nfor _ in range(3): qsgd(4).encode(torch.ones(100))"
+    script = f"{WITHOUT_NUMBA}\n{encode}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert done.stdout == ""
@@ -174,10 +176,12 @@ import json, sys
 import torch
 import thinwire as tw
 recipe = tw.parse("ef|threshold_k:0.01|bf16|all_gather")
-facts = [recipe.wire_bytes(10**6), str(recipe), tw.qsgd(4).omega(100), tw.top_k(0.01).delta(1000)]
-memory = tw.error_feedback().start()
+from thinwire.codecs import bf16, qsgd, top_k
+facts = [recipe.wire_bytes(10**6), str(recipe), qsgd(4).omega(100), top_k(0.01).delta(1000)]
+from thinwire.memory import error_feedback
+memory = error_feedback().start()
 before = [name for name in ("numba", "llvmlite", "triton") if name in sys.modules]
-tw.bf16().encode(torch.ones(3))
+bf16().encode(torch.ones(3))
 print(json.dumps([before, "numba" in sys.modules, "triton" in sys.modules]))
 """
     assert run(script) == [[], True, False]
@@ -190,9 +194,9 @@ def dispatchers() -> Iterator[tuple[str, Any]]:
     """Every compiled function of the numba body."""
     from numba.core.dispatcher import Dispatcher
 
-    from thinwire.kernels import cpu_compile, cpu_quantize, cpu_select
+    from thinwire.kernels import cpu_compile, cpu_hash, cpu_quantize, cpu_rotated, cpu_rows, cpu_select
 
-    for module in (cpu_compile, cpu_quantize, cpu_select):
+    for module in (cpu_compile, cpu_hash, cpu_quantize, cpu_rotated, cpu_rows, cpu_select):
         for name, value in vars(module).items():
             if isinstance(value, Dispatcher):
                 yield f"{module.__name__}.{name}", value
@@ -200,7 +204,7 @@ def dispatchers() -> Iterator[tuple[str, Any]]:
 
 def test_every_loop_releases_the_gil_and_is_cached() -> None:
     found = dict(dispatchers())
-    assert len(found) >= 25
+    assert len(found) >= 35
     for name, dispatcher in found.items():
         assert dispatcher.targetoptions.get("nogil"), name
         assert type(dispatcher._cache).__name__ != "NullCache", name
@@ -235,7 +239,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 
 def test_one_machine_code_for_all_ways_to_call() -> None:
     """Other sizes, dtypes, layouts and keys must not compile again: a step would stall for seconds."""
-    from thinwire.kernels import cpu_quantize, cpu_select
+    from thinwire.kernels import cpu_hash, cpu_quantize, cpu_select
 
     def use(x: torch.Tensor, step: int) -> None:
         scale = torch.ones(1)
@@ -248,10 +252,13 @@ def test_one_machine_code_for_all_ways_to_call() -> None:
         kernels.keep_largest(found.values, found.indices, k=3, threshold=0.5 + step, memory=memory)
         kernels.keep_largest(found.values, found.indices, k=3, threshold=0.5 + step)
         kernels.scatter_add(memory, found.indices, found.values)
+        kernels.select_ef(memory, x, 0.5, capacity=step, out=torch.zeros(x.numel()), decay=0.5 + step)
         kernels.threshold_count(x, 0.1)
+        kernels.hash64(x)
         kernels.checksum(torch.zeros(4 * (1 + step), dtype=torch.uint8))
 
     loops = [
+        cpu_hash.hash64,
         *(cpu_quantize.quantize, cpu_quantize.dequantize_add),
         *(getattr(cpu_select, name) for name in ("select_ef", "keep_largest", "scatter_add", "checksum")),
     ]
@@ -262,6 +269,7 @@ def test_one_machine_code_for_all_ways_to_call() -> None:
         use(other, step)
     inside = torch.zeros(4003, dtype=torch.uint8)[3:]  # words that are not aligned
     kernels.checksum(inside[:40])
+    kernels.hash64(inside[:41])
     assert [len(loop.signatures) for loop in loops] == before
 
 
@@ -274,7 +282,7 @@ def test_other_threads_run_while_a_kernel_does() -> None:
     """
     x = torch.zeros(1 << 22)
     memory = torch.zeros_like(x)
-    loops = {
+    loops: dict[str, Callable[[], object]] = {
         "moments": lambda: kernels.moments(x),
         "select_ef": lambda: kernels.select_ef(memory, x, 1.0, capacity=1),
         "rotate": lambda: kernels.rotate(x, key=Draw().key()),

@@ -3,92 +3,41 @@
 from __future__ import annotations
 
 import inspect
-import os
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from kernels.bodies import (
+    BIG,
+    BLOCKS,
+    BODIES,
+    INTERPRETED,
+    LARGE,
+    SIZES,
+    TINY,
+    assert_same,
+    blocks,
+    check,
+    cpu,
+    dtypes,
+    few,
+    gpu,
+    keys,
+    mixed,
+    random_codes,
+    scales,
+    seeds,
+    sizes,
+    specials,
+)
 from thinwire.errors import MessageError, OptionError
-from thinwire.kernels import packed_bytes, reference
+from thinwire.kernels import blocks_of, layout, reference
 from thinwire.rng import Key
 
-cpu = pytest.importorskip("thinwire.kernels.cpu", exc_type=ImportError)
-gpu = pytest.importorskip("thinwire.kernels.gpu", exc_type=ImportError)
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-BODIES = ((cpu, "cpu"), (gpu, "cpu" if INTERPRETED else "cuda"))
-INTERPRETABLE = 25_000  # elements; beyond that the interpreter is too slow
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy in the interpreter reports inf - inf and such
-
-SIZES = (0, 1, 63, 64, 65, 1000, 1025, 3001)
-LARGE = (2048, 2049, 4096 + 63, 20_000, 100_003)  # the tile of a Triton program is 2048
-BLOCKS = (0, 64, 1024)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-TINY = (0.0, -0.0, 1e-45, -1e-45, 1e-40, -1.1754944e-38, 1.1754944e-38)
-BIG = (1.0, -1.0, 65504.0, -3e38, 3.4028235e38)
-ODD = (float("inf"), float("-inf"), float("nan"))
-
-few = settings(max_examples=15, deadline=None)
-seeds = st.integers(0, 2**31)
-sizes = st.sampled_from(SIZES)
-blocks = st.sampled_from(BLOCKS)
-dtypes = st.sampled_from(DTYPES)
-words = st.integers(0, 2**32 - 1)
-keys = st.builds(Key, words, words)
-specials = st.sampled_from((TINY, TINY + BIG, TINY + BIG + ODD))
-
-
-def mixed(numel: int, seed: int, special: tuple[float, ...] = TINY, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers of many magnitudes, a fifth of them replaced by special values."""
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(numel, generator=draw) * 10.0 ** torch.randint(-3, 3, (numel,), generator=draw)
-    values = torch.tensor(special)[torch.randint(len(special), (numel,), generator=draw)]
-    return torch.where(torch.rand(numel, generator=draw) < 0.2, values, x).to(dtype)
-
-
-def scales(numel: int, block: int, seed: int, special: tuple[float, ...]) -> Tensor:
-    """One non-negative number per block."""
-    return mixed(reference.blocks_of(numel, block), seed + 1, special).abs()
-
-
-def random_codes(numel: int, bits: int, seed: int) -> Tensor:
-    return torch.randint(1 << bits, (numel,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-
-
-def assert_same(expected: Any, found: Any) -> None:
-    """Equal types, shapes and bits; NaN matches any NaN."""
-    if isinstance(expected, tuple):
-        assert len(expected) == len(found)
-        for one, other in zip(expected, found, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, Tensor):
-        found = found.cpu()
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-        if expected.is_floating_point():
-            assert torch.equal(expected.isnan(), found.isnan())
-            expected, found = (
-                expected.nan_to_num(0.0, torch.inf, -torch.inf),
-                found.nan_to_num(0.0, torch.inf, -torch.inf),
-            )
-            assert torch.equal(expected.signbit(), found.signbit())
-        assert torch.equal(expected, found)
-    else:
-        assert (type(found), found) == (type(expected), expected)
-
-
-def check(name: str, *args: Any, **options: Any) -> Any:
-    """Call all bodies on copies; results, and arguments changed in place, must agree. Returns the definition's."""
-    ours = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
-    expected = getattr(reference, name)(*ours, **options)
-    for body, device in BODIES if args[0].numel() <= INTERPRETABLE else BODIES[:1]:
-        theirs = [arg.clone().to(device) if isinstance(arg, Tensor) else arg for arg in args]
-        assert_same(expected, getattr(body, name)(*theirs, **options))
-        assert_same(tuple(ours), tuple(theirs))
-    return expected
 
 
 def test_the_interpreter_is_on() -> None:
@@ -128,7 +77,7 @@ def test_quantize(
 ) -> None:
     top = data.draw(st.integers(1, (1 << bits) - 1))
     offset = data.draw(st.integers(0, top))
-    low, step = mixed(reference.blocks_of(numel, block), seed), scales(numel, block, seed, special)
+    low, step = mixed(blocks_of(numel, block), seed), scales(numel, block, seed, special)
     x = mixed(numel, seed, special, dtype)
     packed = check("quantize", x, low, step, bits=bits, top=top, offset=offset, block=block, key=key)
     check("dequantize_add", mixed(numel, seed, TINY), packed, low, step, bits=bits, offset=offset, block=block)
@@ -155,7 +104,7 @@ def test_exponential_add_of_every_pair() -> None:
 @pytest.mark.parametrize("random", [0, 1, 2])
 def test_exponential_add_at_the_smallest_random_numbers(random: int) -> None:
     """A gap of 32 rounds only if the random number is 0: solve the hash for the key that draws it at position 0."""
-    wanted = random * pow(reference.MIX_2, -1, 1 << 32)
+    wanted = random * pow(layout.MIX_2, -1, 1 << 32)
     key = Key(0, wanted & 0xFFFFFFFF)  # the position 0 and k0 = 0 hash to 0 before k1 comes in
     assert int(reference.random_bits(1, key)) == random
     for gap in (31, 32, 33, 34, 90):
@@ -194,51 +143,6 @@ def test_rotation(numel: int, seed: int, dtype: torch.dtype, key: Key, special: 
 
 
 @few
-@given(st.sampled_from((*SIZES, 100, 200, 5000)), seeds, dtypes, keys, specials, st.sampled_from((1, 2, 3, 4)))
-def test_rotated(numel: int, seed: int, dtype: torch.dtype, key: Key, special: tuple[float, ...], bits: int) -> None:
-    """Two rotations, codewords and scales at once; blocks of zeros and blocks that are not finite among them."""
-    x = mixed(numel, seed, special, dtype)
-    x[1024:2048] = 0.0
-    boundaries, codebook = (torch.linspace(-2, 2, (1 << bits) - end) for end in (1, 0))
-    options: dict[str, Any] = {"keys": (key, key.fold(1)), "codebook": codebook, "bits": bits}
-    scale = torch.empty(reference.blocks_of(numel, 1024))
-    codes = torch.empty(packed_bytes(reference.rotated_numel(numel), bits), dtype=torch.uint8)
-    made = []
-    for body in (reference, *(body for body, _ in BODIES)):
-        scale, codes = torch.full_like(scale, 7.0), torch.zeros_like(codes)
-        body.rotated_encode(x, scale, codes, boundaries=boundaries, **options)
-        out = mixed(numel, seed + 1)
-        body.rotated_add(codes, scale, out, **options)
-        put = mixed(numel, seed + 2)
-        body.rotated_add(codes, scale, put, fresh=True, **options)
-        onto_zeros = torch.zeros(numel)
-        body.rotated_add(codes, scale, onto_zeros, **options)
-        assert_same(onto_zeros, put)
-        made.append((scale, codes, out))
-    for found in made[1:]:
-        assert_same(made[0], found)
-
-
-@few
-@given(sizes, seeds, blocks, dtypes, keys, specials, st.integers(2, 8))
-def test_abs_max(
-    numel: int, seed: int, block: int, dtype: torch.dtype, key: Key, special: tuple[float, ...], bits: int
-) -> None:
-    """Steps and codes at once; blocks of zeros and blocks that are not finite among them."""
-    x = mixed(numel, seed, special, dtype)
-    x[64:192] = 0.0
-    options: dict[str, Any] = {"levels": (1 << (bits - 1)) - 1, "bits": bits, "block": block, "key": key}
-    made = []
-    for body in (reference, *(body for body, _ in BODIES)):
-        step = torch.full((reference.blocks_of(numel, block),), 7.0)
-        codes = torch.zeros(packed_bytes(numel, bits), dtype=torch.uint8)
-        body.abs_max_encode(x, step, codes, **options)
-        made.append((step, codes))
-    for found in made[1:]:
-        assert_same(made[0], found)
-
-
-@few
 @given(sizes, seeds, blocks, dtypes, specials, st.integers(1, 8))
 def test_codebook(numel: int, seed: int, block: int, dtype: torch.dtype, special: tuple[float, ...], bits: int) -> None:
     scale = scales(numel, block, seed, special)
@@ -247,73 +151,11 @@ def test_codebook(numel: int, seed: int, block: int, dtype: torch.dtype, special
     check("codebook_decode", packed, numel, scale, mixed(1 << bits, seed), bits=bits, block=block)
 
 
-thresholds = st.sampled_from((0.0, 1e-42, 0.5, 65504.0, 3.4e38))
-
-
-@few
-@given(sizes, seeds, dtypes, specials, thresholds, st.sampled_from((0, 1, 10, 700, 10_000)))
-def test_selection(
-    numel: int, seed: int, dtype: torch.dtype, special: tuple[float, ...], threshold: float, capacity: int
-) -> None:
-    x = mixed(numel, seed, special, dtype)
-    check("threshold_count", x, threshold)
-    check("select", x, threshold, capacity=capacity)
-    memory = mixed(numel, seed + 1)
-    chosen = check("select_ef", memory, x, threshold, capacity=capacity)
-    check("scatter_add", memory, chosen.indices.flip(0), chosen.values)
-
-
-@few
-@given(sizes, seeds, st.sampled_from((TINY, TINY + BIG)), thresholds, st.integers(1, 900))
-def test_keep_largest(numel: int, seed: int, special: tuple[float, ...], threshold: float, k: int) -> None:
-    x = mixed(numel, seed, special)
-    found = reference.select(x, threshold, capacity=numel)
-    results = []
-    for body, device in ((reference, "cpu"), *BODIES):
-        memory = torch.zeros(numel, device=device)
-        candidates = (found.values.to(device), found.indices.to(device))
-        kept = body.keep_largest(*candidates, k=k, threshold=threshold, memory=memory)
-        results.append((kept[0].cpu(), kept[1].cpu(), kept[2], memory.cpu()))
-    for other in results[1:]:
-        assert_same(results[0], other)
-    values, indices, cut, memory = results[0]
-    assert values.numel() == min(k, found.values.numel())
-    whole = memory.clone()
-    whole[indices.long()] += values
-    expected = torch.zeros(numel)
-    expected[found.indices.long()] = found.values
-    assert torch.equal(whole, expected)  # what is not kept is back in the memory
-    if 0 < values.numel() < found.values.numel():
-        assert float(values.abs().min()) >= cut
-        # 31 steps above the cut are ties; below the smallest normal number a step is always 2^-149.
-        assert float(memory.abs().max()) <= max(cut * (1 + 2**-16), cut + 31 * 2.0**-149)
-
-
-@few
-@given(sizes, seeds, dtypes, specials)
-def test_moments(numel: int, seed: int, dtype: torch.dtype, special: tuple[float, ...]) -> None:
-    x = mixed(numel, seed, special, dtype)
-    check("all_finite", x)
-    expected = reference.moments(x)
-    room = 1e-6 * float(x.to(torch.float64).abs().nan_to_num(0.0, 0.0).sum())  # a sum may cancel
-    for body, device in BODIES:
-        found = body.moments(x.to(device))
-        assert found.squares == pytest.approx(expected.squares, rel=1e-6, abs=0.0, nan_ok=True)
-        assert found.max_abs == pytest.approx(expected.max_abs, rel=0.0, abs=0.0, nan_ok=True)
-        assert found.total == pytest.approx(expected.total, rel=0.0, abs=room, nan_ok=True)
-
-
-@few
-@given(sizes, seeds)
-def test_checksum(words: int, seed: int) -> None:
-    check("checksum", random_codes(4 * words, 8, seed))
-
-
 @pytest.mark.parametrize("numel", LARGE)
 def test_larger_tensors(numel: int) -> None:
     x, key = mixed(numel, numel), Key(2**32 - 5, 2**31)
     for block in BLOCKS:
-        low, step = mixed(reference.blocks_of(numel, block), 1), scales(numel, block, 2, TINY)
+        low, step = mixed(blocks_of(numel, block), 1), scales(numel, block, 2, TINY)
         packed = check("quantize", x, low, step, bits=7, top=126, offset=63, block=block, key=key)
         check("dequantize_add", x, packed, low, step, bits=7, offset=63, block=block)
         check("block_min_max", x, block=block)
@@ -373,9 +215,3 @@ def test_quantize_writes_where_it_is_told() -> None:
         assert_same(expected, out)
     with pytest.raises(OptionError):
         cpu.quantize(x, zero, one, **options, out=torch.zeros(3, dtype=torch.uint8))
-
-
-def test_a_position_outside_is_refused() -> None:
-    for position in (-1, 10):
-        with pytest.raises(OptionError):
-            cpu.scatter_add(torch.zeros(10), torch.tensor([position], dtype=torch.int32), torch.ones(1))

@@ -8,13 +8,14 @@ import random
 
 import pytest
 
+from thinwire.codecs.stages import Work
 from thinwire.errors import ThinwireError
-from thinwire.exchange.script import Op, Send, Wait, Work
+from thinwire.exchange.script import Op, Send, Wait
+from thinwire.predict.collectives import Cost, Link
 from thinwire.predict.cost import Job, closed_form, predict, simulate
 from thinwire.predict.devices import Device, Speed
-from thinwire.predict.network import Cost, NetworkModel
-from thinwire.predict.textbook import Line
-from thinwire.predict.workload import Bucket, Profile, of_size
+from thinwire.predict.network import NetworkModel
+from thinwire.predict.workload import BucketProfile, Profile, of_size
 from thinwire.recipe.presets import PRESETS
 
 UNIT = Device("unit", Speed(0.0, 1e-3))  # a millisecond an element
@@ -125,7 +126,7 @@ FAST = Device("fast", Speed(0.0, 1e-10))
 def test_slower_networks_and_more_latency_never_help(recipe: str) -> None:
     steps = [
         [
-            predict(recipe, PROFILE, NetworkModel("", Line(latency, 8 / bits)), FAST, workers=4).step
+            predict(recipe, PROFILE, NetworkModel("", Link(latency, 8 / bits)), FAST, workers=4).step
             for bits in (1e10, 1e9, 1e8, 1e7)
         ]
         for latency in (0.0, 1e-3, 2e-2)
@@ -138,7 +139,7 @@ def test_slower_networks_and_more_latency_never_help(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["ddp", "two-shot-4", "threshold-k", "qsgd-4"])
 def test_more_workers_never_help(recipe: str) -> None:
-    network = NetworkModel("", Line(1e-3, 8e-8))
+    network = NetworkModel("", Link(1e-3, 8e-8))
     steps = [predict(recipe, PROFILE, network, FAST, workers=workers).step for workers in (2, 3, 4, 8, 16, 64)]
     assert steps == sorted(steps)
 
@@ -168,10 +169,10 @@ def test_a_recipe_that_so_many_cannot_run_is_refused() -> None:
 
 
 def test_profiles_that_cannot_be_are_refused() -> None:
-    bucket = Bucket(((8, 8),), 0, 1.0)
+    bucket = BucketProfile(((8, 8),), 0, 1.0)
     for broken in (
         dict(buckets=()),
-        dict(buckets=(Bucket((), 0, 1.0),)),
+        dict(buckets=(BucketProfile((), 0, 1.0),)),
         dict(forward=-1.0),
         dict(backward=float("nan")),
         dict(processors=0.0),

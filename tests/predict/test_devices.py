@@ -9,8 +9,8 @@ import pytest
 
 from thinwire import parse
 from thinwire.codecs import rotated, top_k
+from thinwire.codecs.stages import Work
 from thinwire.errors import OptionError
-from thinwire.exchange.script import Work
 from thinwire.predict import devices
 from thinwire.predict.devices import Device, Speed, measure_device, this_machine
 from thinwire.recipe.presets import PRESETS

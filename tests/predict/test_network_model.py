@@ -1,4 +1,4 @@
-"""Networks by name, by line and by file; what cannot be is refused in one sentence."""
+"""Networks by name, by link and by file; what cannot be is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from thinwire.errors import OptionError
 from thinwire.predict import textbook
+from thinwire.predict.collectives import Link, hops
 from thinwire.predict.fit import Regime
-from thinwire.predict.network import COLLECTIVES, PRESETS, Fit, NetworkModel, hops
-from thinwire.predict.textbook import Line
+from thinwire.predict.network import COLLECTIVES, Fit, NetworkModel
+from thinwire.predict.presets import PRESETS
 
 
 def measured(ranks: int = 4) -> NetworkModel:
@@ -21,14 +22,14 @@ def measured(ranks: int = 4) -> NetworkModel:
         collective: Fit.through(collective, [(size, 1e-3 + size * 1e-8) for size in (1e3, 1e4, 1e5, 1e6)])
         for collective in COLLECTIVES
     }
-    return NetworkModel("lab", Line(1e-3, 1e-8), ranks, fits, pairs={"0-1": Line(1e-3, 1e-8)})
+    return NetworkModel("lab", Link(1e-3, 1e-8), ranks, fits, pairs={"0-1": Link(1e-3, 1e-8)})
 
 
-def test_a_line_prices_collectives_by_the_book() -> None:
-    network, line = NetworkModel("line", Line(1e-3, 1e-8)), Line(1e-3, 1e-8)
+def test_a_link_prices_collectives_by_the_book() -> None:
+    network, link = NetworkModel("one link", Link(1e-3, 1e-8)), Link(1e-3, 1e-8)
     for ranks in (2, 4, 8, 64):
         ring = network.cost("all_reduce", 1e6, ranks=ranks)
-        assert ring.seconds == pytest.approx(textbook.ring_all_reduce(line, 1e6, ranks))
+        assert ring.seconds == pytest.approx(textbook.ring_all_reduce(link, 1e6, ranks))
         there = network.cost("all_to_all", 1e6, ranks=ranks).seconds
         back = network.cost("all_gather", 2e6 / ranks, ranks=ranks)
         assert there == pytest.approx(1e-3 + (ranks - 1) / ranks * 1e-2)
@@ -38,13 +39,13 @@ def test_a_line_prices_collectives_by_the_book() -> None:
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_more_bytes_latency_ranks_never_cost_less(collective: Any) -> None:
-    base = NetworkModel("line", Line(1e-3, 1e-8))
+    base = NetworkModel("one link", Link(1e-3, 1e-8))
     for size in (1e3, 1e5, 1e7):
         for ranks in (2, 3, 8, 9, 64):
             here = base.cost(collective, size, ranks=ranks).seconds
             assert base.cost(collective, 2 * size, ranks=ranks).seconds >= here
-            assert NetworkModel("far", Line(2e-3, 1e-8)).cost(collective, size, ranks=ranks).seconds > here
-            assert NetworkModel("slow", Line(1e-3, 2e-8)).cost(collective, size, ranks=ranks).seconds > here
+            assert NetworkModel("far", Link(2e-3, 1e-8)).cost(collective, size, ranks=ranks).seconds > here
+            assert NetworkModel("slow", Link(1e-3, 2e-8)).cost(collective, size, ranks=ranks).seconds > here
             assert base.cost(collective, size, ranks=ranks + 1).seconds >= here
 
 
@@ -56,7 +57,8 @@ def test_a_measured_network_says_what_was_measured_and_scales_to_other_numbers_o
 
 
 def test_two_levels_cost_more_than_the_outer_one_and_less_than_one_level_of_all() -> None:
-    two, outer = PRESETS["nvlink+10gbe"], NetworkModel("flat", PRESETS["nvlink+10gbe"].line)
+    two = NetworkModel.named("nvlink+10gbe")
+    outer = NetworkModel("flat", two.link)
     for ranks in (16, 64):
         inside = outer.cost("all_reduce", 1e8, ranks=ranks // 8).seconds
         whole = two.cost("all_reduce", 1e8, ranks=ranks).seconds
@@ -94,7 +96,7 @@ def _changed(**changes: Any) -> str:
             _changed(fits=[{"collective": "shout", "regimes": [], "points": [], "error": 0}]),
             "a collective that is none",
         ),
-        (_changed(fits=[{"collective": "swap", "regimes": [], "points": [], "error": 0}]), "a line without a rate"),
+        (_changed(fits=[{"collective": "swap", "regimes": [], "points": [], "error": 0}]), "a link without a rate"),
     ],
 )
 def test_a_corrupt_or_foreign_file_is_refused_in_one_sentence(tmp_path: Path, content: str, said: str) -> None:
@@ -113,12 +115,15 @@ def test_absurd_networks_are_refused(text: str) -> None:
 
 def test_presets_are_what_people_have() -> None:
     for name, gigabits in (("1gbe", 1), ("10gbe", 10), ("25gbe", 25), ("100gbe", 100)):
-        assert PRESETS[name].line.byte_seconds == pytest.approx(8e-9 / gigabits)
+        assert NetworkModel.named(name).link.byte_seconds == pytest.approx(8e-9 / gigabits)
     assert {"cross-region", "home-dsl", "nvlink+10gbe"} <= PRESETS.keys()
-    for network in PRESETS.values():
+    for name, preset in PRESETS.items():
+        if not preset.uniform:
+            continue
+        network = NetworkModel.named(name)
         network.check(network.name)
         again = NetworkModel.from_dict(network.as_dict())
-        assert again.line.byte_seconds == pytest.approx(network.line.byte_seconds)
+        assert again.link.byte_seconds == pytest.approx(network.link.byte_seconds)
         assert (again.inner, again.per_host) == (network.inner, network.per_host)
 
 

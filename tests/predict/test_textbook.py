@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from reproductions.flexible_published import SIZES, cells
+from benchmarks.papers.flexible.published import SIZES, cells
 
 from thinwire.predict import textbook
-from thinwire.predict.textbook import Line
+from thinwire.predict.collectives import Link
 
 
 def test_the_published_winners_are_reproduced() -> None:
     right = 0
     for cell in cells():
-        line = Line.of(milliseconds=1, gigabits=cell.gigabits)
-        right += textbook.top_k_winner(line, 4 * SIZES[cell.model], cell.ratio, 8) == cell.winner
+        link = Link.of(milliseconds=1, gigabits=cell.gigabits)
+        right += textbook.top_k_winner(link, 4 * SIZES[cell.model], cell.ratio, 8) == cell.winner
     assert len(list(cells())) == 36
     assert right == 36
 
@@ -25,7 +25,7 @@ def test_the_published_times_are_those_of_the_formulas() -> None:
     formulas = (textbook.gathered_top_k, textbook.shared_top_k_ring, textbook.shared_top_k_tree)
     for place, formula in enumerate(formulas):
         off = [
-            abs(1e3 * formula(Line.of(milliseconds=1, gigabits=gigabits), 4 * SIZES[model], ratio, 8) / row[place] - 1)
+            abs(1e3 * formula(Link.of(milliseconds=1, gigabits=gigabits), 4 * SIZES[model], ratio, 8) / row[place] - 1)
             for model, ratio, gigabits, row in cells()
             if model != "ViT"
         ]
@@ -49,8 +49,8 @@ def test_ways_cross_where_the_formulas_say(ranks: int) -> None:
     for (first, second), limit in limits.items():
         for factor in (0.9, 1.1):
             byte_seconds = 1e-9
-            line = Line(limit * factor * dense * ratio * byte_seconds, byte_seconds)
-            quicker = formulas[first](line, dense, ratio, ranks) < formulas[second](line, dense, ratio, ranks)
+            link = Link(limit * factor * dense * ratio * byte_seconds, byte_seconds)
+            quicker = formulas[first](link, dense, ratio, ranks) < formulas[second](link, dense, ratio, ranks)
             assert quicker == (factor < 1 and limit > 0), (first, second, factor)
 
 
@@ -58,17 +58,17 @@ def test_more_of_anything_never_makes_a_collective_quicker() -> None:
     formulas = (textbook.ring_all_reduce, textbook.tree_all_reduce, textbook.broadcast, textbook.all_gather)
     for formula in formulas:
         for latency, byte_seconds, size in itertools.product((0.0, 1e-3), (1e-10, 1e-8), (1e3, 1e8)):
-            here = formula(Line(latency, byte_seconds), size, 8)
-            assert formula(Line(latency + 1e-3, byte_seconds), size, 8) > here
-            assert formula(Line(latency, 2 * byte_seconds), size, 8) > here
-            assert formula(Line(latency, byte_seconds), 2 * size, 8) > here
-            assert formula(Line(latency, byte_seconds), size, 16) > here
+            here = formula(Link(latency, byte_seconds), size, 8)
+            assert formula(Link(latency + 1e-3, byte_seconds), size, 8) > here
+            assert formula(Link(latency, 2 * byte_seconds), size, 8) > here
+            assert formula(Link(latency, byte_seconds), 2 * size, 8) > here
+            assert formula(Link(latency, byte_seconds), size, 16) > here
 
 
 def test_two_shot_is_two_trips_with_a_share_of_each_message() -> None:
-    line = Line(1e-3, 1e-8)
-    assert textbook.two_shot(line, 1e6, 2e6, 4) == pytest.approx(2e-3 + 0.75 * 3e6 * 1e-8)
-    assert textbook.two_shot(line, 1e6, 2e6, 1) == 0.0
+    link = Link(1e-3, 1e-8)
+    assert textbook.two_shot(link, 1e6, 2e6, 4) == pytest.approx(2e-3 + 0.75 * 3e6 * 1e-8)
+    assert textbook.two_shot(link, 1e6, 2e6, 1) == 0.0
 
 
 def test_what_pays() -> None:

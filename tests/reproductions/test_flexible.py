@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from reproductions.flexible_published import Phase
-from reproductions.flexible_training import WAYS, Job, Ranks, train
-from reproductions.page import HOLDS, IN_PART, NOT, NOT_TESTABLE, Spread
-from reproductions.run import Options
+from benchmarks.papers import flexible
+from benchmarks.papers.flexible import choosing_claims, claims, figures, published, rules, runs
+from benchmarks.papers.flexible.published import Phase
+from benchmarks.papers.flexible.training import WAYS, Job, Ranks, train
+from benchmarks.papers.page import HOLDS, IN_PART, NOT, NOT_TESTABLE, Spread
+from benchmarks.papers.run import Options
 
-from reproductions import flexible, flexible_claims, flexible_figures, flexible_published, flexible_rules, flexible_runs
-from reproductions import flexible_choosing_claims as choosing
 from thinwire import parse
 from thinwire.auto.candidates import DENSITIES
 
@@ -33,20 +33,20 @@ def found() -> dict[str, Any]:
 
 
 def test_all_printed_winners_are_those_of_the_formulas() -> None:
-    rows = flexible_runs.book(Options())["rows"]
+    rows = runs.book(Options())["rows"]
     assert len(rows) == 36
     assert sum(row["winner"] == row["published"] for row in rows) == 36
     assert sum(row["code"] == row["published"] for row in rows) == 35  # the ViT of its code is another one
 
 
 def test_schedules_are_whole_and_scaled() -> None:
-    for name, phases in flexible_published.SCHEDULES.items():
+    for name, phases in published.SCHEDULES.items():
         assert sum(phase.share for phase in phases) == pytest.approx(1)
-        seen = [flexible_published.phase_at(name, step / 1000) for step in range(1000)]
+        seen = [published.phase_at(name, step / 1000) for step in range(1000)]
         assert seen == sorted(seen)
         for number, phase in enumerate(phases):
             assert seen.count(number) == pytest.approx(1000 * phase.share, abs=2)
-    assert flexible_runs.schedule_text("C1", (10, 20, 30, 40), lead=5) == (
+    assert runs.schedule_text("C1", (10, 20, 30, 40), lead=5) == (
         "1000mbit,0.2ms@0s;40mbit,0.2ms@15s;40mbit,10ms@35s;1000mbit,10ms@65s"
     )
 
@@ -57,27 +57,27 @@ def test_schedules_are_whole_and_scaled() -> None:
 def test_the_published_knee_stays_where_it_is_when_the_network_gets_slower() -> None:
     """Ten times the latency and a tenth of the rate: every time grows tenfold, beside a constant, and both cancel."""
     quick, slow = Phase(1, 10, 1.0), Phase(10, 1, 1.0)
-    assert flexible_rules.by_knee(quick, CURVE).ratio == flexible_rules.by_knee(slow, CURVE).ratio
-    assert flexible_rules.by_quotient(quick, CURVE).ratio > 1.5 * flexible_rules.by_quotient(slow, CURVE).ratio
+    assert rules.by_knee(quick, CURVE).ratio == rules.by_knee(slow, CURVE).ratio
+    assert rules.by_quotient(quick, CURVE).ratio > 1.5 * rules.by_quotient(slow, CURVE).ratio
 
 
 def test_time_over_gain_is_the_least_of_the_grid() -> None:
     from thinwire.auto.candidates import energy_at
 
     phase = Phase(4, 5, 1.0)
-    costs = [flexible_rules.step_of(one, phase).seconds / energy_at(one, CURVE) for one in flexible_rules.RATIOS]
-    chosen = flexible_rules.by_quotient(phase, CURVE)
+    costs = [rules.step_of(one, phase).seconds / energy_at(one, CURVE) for one in rules.RATIOS]
+    chosen = rules.by_quotient(phase, CURVE)
     assert chosen.seconds / energy_at(chosen.ratio, CURVE) == pytest.approx(min(costs))
 
 
 def test_front_and_choice_are_those_of_brute_force() -> None:
-    found = flexible_rules.against_brute_force(200, size=19)
+    found = rules.against_brute_force(200, size=19)
     assert found["fronts"] == found["choices"] == found["on_front"] == 200
 
 
 def test_the_gain_curve_is_that_of_exact_top_k() -> None:
     u = torch.randn(5000, generator=torch.Generator().manual_seed(1)) ** 3
-    for density, share in zip(DENSITIES, flexible_rules.curve_of(u.square()), strict=True):
+    for density, share in zip(DENSITIES, rules.curve_of(u.square()), strict=True):
         kept = u.abs().topk(round(density * 5000)).values.double().square().sum()
         assert share == pytest.approx(float(kept / u.double().square().sum()))
 
@@ -90,11 +90,11 @@ def test_nothing_is_lost_when_the_ratio_and_the_way_change() -> None:
     generator = torch.Generator().manual_seed(0)
     given, delivered = torch.zeros(400), torch.zeros(400)
     for step, (way, ratio) in enumerate((("AG", 0.1), ("STAR", 0.05), ("VAR", 0.2), ("AG", 0.02))):
-        ranks.travel_by(parse(WAYS[way].format(ratio)))
+        ranks.set_recipe(parse(WAYS[way].format(ratio)))
         gradients = [torch.randn(400, generator=generator) for _ in range(4)]
         given += torch.stack(gradients).mean(0)
         delivered += ranks.mean(gradients, step=step)
-    owed = torch.stack([one for rank in range(4) if (one := ranks.owed(rank)) is not None]).mean(0)
+    owed = torch.stack([one for rank in range(4) if (one := ranks.residual(rank)) is not None]).mean(0)
     torch.testing.assert_close(delivered + owed, given, rtol=1e-4, atol=1e-5)
 
 
@@ -114,10 +114,7 @@ def test_the_gain_of_a_leader_is_not_that_of_the_mean() -> None:
 def test_a_replay_is_timed_by_the_formulas() -> None:
     run = train(Job(0, 8, 4, schedule="C1", policy="0.1", small=True))
     expected = sum(
-        flexible_rules.step_of(
-            0.1, flexible_published.SCHEDULES["C1"][flexible_published.phase_at("C1", step / 8)]
-        ).seconds
-        for step in range(8)
+        rules.step_of(0.1, published.SCHEDULES["C1"][published.phase_at("C1", step / 8)]).seconds for step in range(8)
     )
     assert run["seconds"] == pytest.approx(expected)
     assert [one["way"] for one in run["choices"]] == ["ring", "ring", "tree", "gather"]
@@ -128,9 +125,9 @@ def test_a_replay_is_timed_by_the_formulas() -> None:
 
 def test_seconds_to_a_loss_lie_on_the_line_between_two_looks() -> None:
     curve = [{"seconds": 1.0, "held_out": 3.0}, {"seconds": 3.0, "held_out": 1.0}]
-    assert flexible_figures.seconds_to(curve, 2.0) == pytest.approx(2.0)
-    assert flexible_figures.seconds_to(curve, 3.5) == 1.0
-    assert flexible_figures.seconds_to(curve, 0.5) is None
+    assert figures.seconds_to(curve, 2.0) == pytest.approx(2.0)
+    assert figures.seconds_to(curve, 3.5) == 1.0
+    assert figures.seconds_to(curve, 0.5) is None
 
 
 def test_the_page_builds(found: dict[str, Any], tmp_path: Path) -> None:
@@ -142,7 +139,7 @@ def test_the_page_builds(found: dict[str, Any], tmp_path: Path) -> None:
         assert (tmp_path / file).read_text().startswith("<svg")
     for word in ("nan", "None", "inf "):
         assert word not in text
-    assert text.count("| **") == len(flexible_claims.all_of(found["parts"]))
+    assert text.count("| **") == len(claims.all_of(found["parts"]))
 
 
 def test_who_is_quicker_decides(found: dict[str, Any]) -> None:
@@ -150,17 +147,17 @@ def test_who_is_quicker_decides(found: dict[str, Any]) -> None:
     verdicts = []
     for gather, shared in ((50.0, 20.0), (20.0, 50.0)):
         for setting in part["settings"]:
-            for density in flexible_figures.densities(part):
+            for density in figures.densities(part):
                 setting["rows"][WAYS["AG"].format(density)]["ms"] = [gather, gather + 1]
                 setting["rows"][WAYS["STAR"].format(density)]["ms"] = [shared, shared + 1]
-        verdicts.append(flexible_claims.shared_wins_at_high_ratios(part).verdict)
+        verdicts.append(claims.shared_wins_at_high_ratios(part).verdict)
     assert verdicts == [HOLDS, NOT]
     for setting in part["settings"]:  # as it should be by the book
         setting["rows"][WAYS["AG"].format(0.1)]["ms"] = [90.0, 91.0]
-    assert flexible_claims.gather_wins_at_low_ratios(part).verdict == HOLDS
+    assert claims.gather_wins_at_low_ratios(part).verdict == HOLDS
     for setting in part["settings"]:
         setting["rows"][WAYS["AG"].format(0.01)]["ms"] = [950.0, 951.0]
-    assert flexible_claims.gather_wins_at_low_ratios(part).verdict == NOT
+    assert claims.gather_wins_at_low_ratios(part).verdict == NOT
 
 
 def test_accuracies_decide_between_leaders(found: dict[str, Any]) -> None:
@@ -168,11 +165,11 @@ def test_accuracies_decide_between_leaders(found: dict[str, Any]) -> None:
     for better, verdict in ((0.1, HOLDS), (-0.1, NOT)):
         for run in part["runs"]:
             run["curve"][-1]["accuracy"] = 0.5 + 0.01 * run["seed"] + (better if "norm" in run["recipe"] else 0.0)
-        assert flexible_claims.variance_helps(part).verdict == verdict
-        assert flexible_claims.as_accurate_as_gather(part).verdict == HOLDS
+        assert claims.variance_helps(part).verdict == verdict
+        assert claims.as_accurate_as_gather(part).verdict == HOLDS
     for run in part["runs"]:  # on all shards
         run["curve"][-1]["accuracy"] -= 0.2 if "shared" in run["recipe"] else 0.0
-    assert flexible_claims.as_accurate_as_gather(part).verdict == NOT
+    assert claims.as_accurate_as_gather(part).verdict == NOT
 
 
 def test_times_decide_between_policies(found: dict[str, Any]) -> None:
@@ -182,7 +179,7 @@ def test_times_decide_between_policies(found: dict[str, Any]) -> None:
             run["curve"] = [{"step": 1, "seconds": 0.0, "held_out": 2.0, "accuracy": 0.1}]
             end = 5.0 if (run["policy"] == "published") == quickest else 9.0
             run["curve"].append({"step": 2, "seconds": end + 0.1 * run["seed"], "held_out": 1.0, "accuracy": 0.9})
-        assert choosing.rule_beats_fixed(part).verdict == verdict
+        assert choosing_claims.rule_beats_fixed(part).verdict == verdict
 
 
 def test_auto_is_judged_by_its_time_and_by_arriving(found: dict[str, Any]) -> None:
@@ -193,12 +190,12 @@ def test_auto_is_judged_by_its_time_and_by_arriving(found: dict[str, Any]) -> No
                 end = auto if name == "auto" else 10.0
                 row["curve"] = [{"step": 5, "seconds": end, "held_out": 1.0}]
                 row["phases"] = [0]
-        assert choosing.auto_beats_fixed(part).verdict == verdict
+        assert choosing_claims.auto_beats_fixed(part).verdict == verdict
 
 
 def test_noise_is_not_agreement() -> None:
     clear, noisy, worse = Spread(0.1, -0.5, 0.7, 3), Spread(-4.7, -10.2, 0.8, 3), Spread(-39.0, -60.0, -18.0, 3)
-    judged = flexible_figures.equal_or_not
+    judged = figures.equal_or_not
     assert judged([clear, clear]) == HOLDS
     assert judged([clear, noisy]) == NOT_TESTABLE
     assert judged([clear, worse]) == IN_PART
@@ -207,7 +204,7 @@ def test_noise_is_not_agreement() -> None:
 
 def test_a_schedule_that_was_not_run_to_its_end_says_so(found: dict[str, Any]) -> None:
     run = found["parts"]["schedules"]["C1"]
-    assert flexible_figures.phases_seen(run)[0] < flexible_figures.phases_seen(run)[1]
+    assert figures.phases_seen(run)[0] < figures.phases_seen(run)[1]
     assert "phases were trained in" in flexible.page(found).markdown()
 
 

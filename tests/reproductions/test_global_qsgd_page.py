@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from reproductions.global_qsgd_claims import as_good, claims, graded, pays_below
-from reproductions.global_qsgd_moments import (
+from benchmarks.papers import global_qsgd, run
+from benchmarks.papers.global_qsgd.claims import all_of, as_good, graded, pays_below
+from benchmarks.papers.global_qsgd.moments import (
     alikeness,
     bias_of,
     delivered,
@@ -23,10 +24,9 @@ from reproductions.global_qsgd_moments import (
     tree_theta,
     variance,
 )  # fmt: skip
-from reproductions.global_qsgd_training import BLOCKS, EXPONENTIAL, LINEAR, POWERSGD, QSGD, scales
-from reproductions.page import HOLDS, IN_PART, NOT, NOT_TESTABLE
+from benchmarks.papers.global_qsgd.training import BLOCKS, EXPONENTIAL, LINEAR, POWERSGD, QSGD, scales
+from benchmarks.papers.page import HOLDS, IN_PART, NOT, NOT_TESTABLE
 
-from reproductions import global_qsgd, run
 from thinwire import theory
 from thinwire.predict.textbook import global_qsgd_pays
 
@@ -110,6 +110,7 @@ def test_measured_parts_have_the_expected_values() -> None:
 def test_the_limit_of_the_model_is_where_it_turns() -> None:
     adding = {"float_bytes_per_second": 8e9, "code_bytes_per_second": 1e9}
     limit = pays_below(adding)
+    assert limit is not None
     assert limit == pytest.approx(12e9)
     assert global_qsgd_pays(link=0.99 * limit, reduction=8e9, slowdown=8)
     assert not global_qsgd_pays(link=1.01 * limit, reduction=8e9, slowdown=8)
@@ -118,7 +119,7 @@ def test_the_limit_of_the_model_is_where_it_turns() -> None:
 
 def test_as_good_as_dense() -> None:
     def part(*losses: float | None) -> Parts:
-        ends = {"dense": [1.0, 1.1, 1.2], "x": list(losses)}
+        ends: dict[str, list[float | None]] = {"dense": [1.0, 1.1, 1.2], "x": list(losses)}
         return {
             "rows": [
                 {"recipe": name, "held_out": [[9.0, loss, loss, loss] for loss in found]}
@@ -150,7 +151,7 @@ def test_the_page_builds_from_a_small_file(tmp_path: Path) -> None:
 
 
 def _verdict(parts: Parts, words: str) -> str:
-    (found,) = [one for one in claims(parts) if words in one.said]
+    (found,) = [one for one in all_of(parts) if words in one.said]
     return found.verdict
 
 

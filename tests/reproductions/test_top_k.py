@@ -9,9 +9,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from reproductions.page import HOLDS, IN_PART, NOT
-
-from reproductions import run, top_k, top_k_claims
+from benchmarks.papers import run, top_k
+from benchmarks.papers.page import HOLDS, IN_PART, NOT
+from benchmarks.papers.top_k import claims, looks
 
 _SMALL = Path(__file__).parent / "small" / "top-k.json"
 
@@ -23,7 +23,7 @@ def found() -> dict[str, Any]:
 
 
 def _verdicts(found: dict[str, Any]) -> dict[str, str]:
-    return {claim.said: claim.verdict for claim in top_k_claims.all_of(found["parts"])}
+    return {claim.said: claim.verdict for claim in claims.all_of(found["parts"])}
 
 
 def _verdict(found: dict[str, Any], words: str) -> str:
@@ -36,7 +36,7 @@ def test_the_page_builds_with_its_charts(found: dict[str, Any], tmp_path: Path) 
     made = run.build(found)
     place = made.write(tmp_path)
     text = place.read_text()
-    for heading in ("Does it train?", "What shape has u?", "What does choosing cost?", "What does a step take?"):
+    for heading in ("Does it train?", "Which shape does u have?", "What does selection cost?", "How long is a step?"):
         assert f"## {heading}" in text
     charts = sorted(path.name for path in tmp_path.glob("*.svg"))
     assert charts == sorted(made.charts)
@@ -81,23 +81,50 @@ def test_of_two_learning_rates_the_better_counts(found: dict[str, Any]) -> None:
     part = found["parts"]["convergence"]
     for one in part["runs"]:
         one["accuracy"] = one["rate"]
-    kept = top_k_claims.runs_of(part, "random_k", 0.01)
+    kept = claims.runs_of(part, "random_k", 0.01)
     assert {one["rate"] for one in kept} == {max(one["rate"] for one in part["runs"])}
     assert len(kept) == len(found["seeds"])
 
 
 def test_the_claims_on_shape_follow_the_looks(found: dict[str, Any]) -> None:
-    looks = list(top_k_claims.portraits(found["parts"]["shape"]))
-    for look in looks:
-        look.update(one_hump=True, falls=True, best="gaussian", bell_holds=look["tests"])
-    assert [_verdict(found, words) for words in ("bell-shaped during", "A Gaussian describes", "leaves out")] == [
-        HOLDS
-    ] * 3
-    for look in looks:
-        look.update(one_hump=False, best="laplace", bell_holds=0)
-    assert [_verdict(found, words) for words in ("bell-shaped during", "A Gaussian describes", "leaves out")] == [
-        NOT
-    ] * 3
+    words = ("bell-shaped during", "A Gaussian describes", "leaves out")
+    samples = [sample for one in found["parts"]["shape"]["runs"] for sample in one["samples"]]
+    for sample in samples:
+        whole, layers = sample["whole"], sample["layers"]
+        whole.update(one_hump=True, falls=True, best="gaussian", bell_holds=whole["tests"])
+        every = layers["looks"]
+        layers.update(one_hump=every, falls=every, best={"gaussian": every}, bell_holds=layers["tests"])
+    assert [_verdict(found, one) for one in words] == [HOLDS] * 3
+    for sample in samples:
+        sample["whole"].update(one_hump=False, best="laplace", bell_holds=0)
+        sample["layers"].update(one_hump=0, best={"laplace": sample["layers"]["looks"]}, bell_holds=0)
+    assert [_verdict(found, one) for one in words] == [NOT] * 3
+
+
+def test_counts_over_looks_are_those_of_each_look() -> None:
+    look: dict[str, Any] = {
+        "finite": True,
+        "best": "laplace",
+        "one_hump": True,
+        "falls": False,
+        "tests": 6,
+        "bell_holds": 5,
+    }
+    seen = [look | {"classic_holds": 6}, look | {"classic_holds": 4, "best": None, "falls": True}, {"finite": False}]
+    expected = {"looks": 2, "one_hump": 2, "falls": 1, "tests": 12, "bell_holds": 10, "classic_holds": 10}
+    assert looks.counted(seen) == {**expected, "best": {"laplace": 1}}
+    assert looks.added([looks.counted([one]) for one in seen]) == looks.counted(seen)
+
+
+def test_only_the_histogram_that_is_drawn_is_kept(found: dict[str, Any]) -> None:
+    shape = top_k.measure("shape", run.Options(seeds=2, quick=True))
+    kept = {
+        (one["seed"], place)
+        for one in shape["runs"]
+        for place, sample in enumerate(one["samples"])
+        if "histogram" in sample["whole"]
+    }
+    assert kept == {(0, len(shape["runs"][0]["samples"]) - 1)}
 
 
 def test_a_bound_that_is_far_away_explains_only_in_part(found: dict[str, Any]) -> None:
@@ -137,7 +164,9 @@ def test_what_was_not_finite_does_not_stop_the_page(found: dict[str, Any]) -> No
     for one in found["parts"]["convergence"]["runs"]:
         if one["selector"] == "random_k":
             one["curve"] = [[step, None, accuracy] for step, _, accuracy in one["curve"]]
-    found["parts"]["shape"]["runs"][-1]["samples"][-1].update(whole={"finite": False}, layers=[{"finite": False}])
+    found["parts"]["shape"]["runs"][-1]["samples"][-1].update(
+        whole={"finite": False}, layers=looks.counted([{"finite": False}])
+    )
     assert "not finite" in run.build(found).markdown()
 
 

@@ -1,4 +1,4 @@
-"""One rank of decentralised training as a process: `python gossip_rank.py JSON`; it tells in JSON lines."""
+"""One rank of decentralised training as a process: `python gossip_rank.py JSON`; it reports in JSON lines."""
 
 from __future__ import annotations
 
@@ -9,29 +9,34 @@ from typing import Any
 
 import torch
 
-import thinwire as tw
-from support.crew import goals, trainer
+from support.gossip_threads import goals, trainer
+from thinwire.comm.peers import peers_at
+from thinwire.gossip.topology import named_topology
 
 
 def main(address: str, rank: int, ranks: int, steps: int, pause: float = 0.0, **options: Any) -> None:
     torch.set_num_threads(1)
-    topology = getattr(tw, options.pop("topology", "ring"))()
-    mail = tw.mail_at(address, rank=rank, world_size=ranks, seconds=60)
-    model, optimizer = trainer(mail, goals(ranks, 256)[rank], lr=0.02, topology=topology, start_seconds=60, **options)
-    print(json.dumps({"life": mail.life, "round": optimizer.stats()["gossip/round"]}), flush=True)
+    topology = named_topology(options.pop("topology", "ring"))
+    transport = peers_at(address, rank=rank, world_size=ranks, seconds=60)
+    goal = goals(ranks, 256)[rank]
+    model, optimizer = trainer(transport, goal, lr=0.02, topology=topology, start_seconds=60, **options)
+    report({"incarnation": transport.incarnation, "round": optimizer.stats()["gossip/round"]})
     while (number := optimizer.stats()["gossip/round"]) < steps:
         optimizer.zero_grad()
         model().backward()
         optimizer.step()
         if number % 10 == 0:
-            print(json.dumps({"step": number}), flush=True)
+            report({"step": number})
         time.sleep(pause)
-    own = model.x.detach().clone()
+    own = model.value()
     with optimizer.averaged():
-        mean = model.x.detach().clone()
-    told = {"own": own.tolist(), "mean": mean.tolist(), "stats": optimizer.stats()}
-    print(json.dumps(told), flush=True)
+        mean = model.value()
+    report({"own": own.tolist(), "mean": mean.tolist(), "stats": optimizer.stats()})
     optimizer.close()
+
+
+def report(values: dict[str, Any]) -> None:
+    print(json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 
-Loss = Callable[[nn.Module], Tensor]
+Loss = Callable[[nn.Module], Any]  # what has a backward()
 Bits = dict[str, Tensor]
 
 
@@ -65,7 +65,7 @@ class Ledger:
         self.receive()
 
     def residuals(self) -> Bits:
-        compressed = {part.name for parcel in self.link.layout.parcels for part in parcel.parts}
+        compressed = {part.name for bucket in self.link.layout.buckets for part in bucket.parts}
         return {name: self.link.residual(name) for name in self.given if name in compressed}
 
     def books(self) -> dict[str, Any]:
@@ -90,10 +90,10 @@ class Watch:
         self.wrong: list[str] = []  # what was returned that DDP would misread
         self._link, self._take, self._names = link, link.take, names
         self._futures: list[tuple[Any, int]] = []
-        link.take = self.take
+        link.take = self.take  # type: ignore[method-assign]
 
     def take(self, bucket: Any) -> Any:
-        if self._link._open is None:
+        if self._link.reducer._open is None:
             self.buckets.append([])
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         self.buckets[-1].append((bucket.index(), bucket.is_last(), names))
@@ -135,6 +135,11 @@ def batch(rank: int, step: int, *shape: int) -> Tensor:
 
 def copied(tensors: Any) -> Bits:
     return {name: tensor.detach().clone() for name, tensor in dict(tensors).items()}
+
+
+def grad_of(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:

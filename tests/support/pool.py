@@ -129,7 +129,8 @@ class _World:
         end = time.monotonic() + seconds
         while pending and (left := end - time.monotonic()) > 0:
             for pipe in wait(list(pending), left):
-                worker = pending.pop(pipe)  # type: ignore[index]
+                assert isinstance(pipe, Connection)
+                worker = pending.pop(pipe)
                 answers[worker.rank] = worker.receive()
             if settled(answers):
                 end = min(end, time.monotonic() + GRACE)
@@ -289,10 +290,11 @@ def _outcome(call: Callable[[int, int], Any], rank: int, world_size: int, *, fil
     """Pickled here, because a value that cannot be pickled is a failure of the job."""
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
 
     try:
         limit = timedelta(seconds=timeout)
-        store = dist.FileStore(file, world_size)
+        store = FileStore(file, world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
         # A rank that dies at once must not do so while others still connect. A file tells them, as no socket could.
         store.set(f"joined/{rank}", "")

@@ -6,17 +6,20 @@ import copy
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire import parse
+from thinwire import Draw, Recipe, parse
+from thinwire.codecs import Codec, Shape
 from thinwire.comm.local import LocalNetwork, on_all_ranks
-from thinwire.comm.network import Traffic
-from thinwire.exchange.base import Delivery, Part
-from thinwire.exchange.two_shot import pieces
-from thinwire.reduce.carrier import Carrier
+from thinwire.comm.network import Network, Traffic
+from thinwire.exchange.first_shot import pieces
+from thinwire.exchange.request import Part, Result
+from thinwire.reduce.buckets import Bucket
+from thinwire.reduce.residuals import Residuals
 
 FLOAT_RECIPES = [
     "all_reduce",
@@ -83,7 +86,7 @@ WITH_MEMORY = [text for text in RECIPES if parse(text).memory is not None]
 
 WORLD_SIZES = (1, 2, 3, 5, 8)
 # Elements to compress, in these shapes (which matter to low_rank only), and elements that travel as they are.
-CARGOES: dict[int, tuple[list[tuple[int, ...]], int]] = {
+TENSORS: dict[int, tuple[list[tuple[int, ...]], int]] = {
     0: ([], 5),
     1: ([(1,)], 0),
     3: ([(3,)], 2),
@@ -96,7 +99,7 @@ CARGOES: dict[int, tuple[list[tuple[int, ...]], int]] = {
 EPS = 2.0**-24  # half a unit in the last place of float32, relative
 
 
-def cargoes_of(world_size: int) -> list[int]:
+def lengths_of(world_size: int) -> list[int]:
     """The lengths are spread over the world sizes, because many ranks take long."""
     return {1: [0, 1, 63, 1000], 2: [0, 3, 64, 1025], 3: [0, 1, 63, 5000], 5: [0, 3, 1025], 8: [0, 64, 5000]}[
         world_size
@@ -105,7 +108,7 @@ def cargoes_of(world_size: int) -> list[int]:
 
 def parts_of(numel: int) -> list[Part]:
     parts, start = [], 0
-    for i, shape in enumerate(CARGOES[numel][0]):
+    for i, shape in enumerate(TENSORS[numel][0]):
         parts.append(Part(f"n{numel}.{i}", shape, start, start + math.prod(shape)))
         start = parts[-1].stop
     return parts
@@ -123,7 +126,7 @@ def gradient(rank: int, step: int, numel: int) -> Tensor:
 
 
 def exact_elements(rank: int, step: int, numel: int) -> Tensor:
-    return noise(rank, step, numel, 77, numel=CARGOES[numel][1])
+    return noise(rank, step, numel, 77, numel=TENSORS[numel][1])
 
 
 def bits(x: Tensor) -> Tensor:
@@ -142,79 +145,132 @@ def same_bits(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def assert_all_ranks_got(deliveries: list[Delivery]) -> Delivery:
+def assert_all_ranks_got(results: list[Result]) -> Result:
     """The same bits; returns them."""
-    first = deliveries[0]
-    for other in deliveries[1:]:
+    first = results[0]
+    for other in results[1:]:
         assert same_bits(first.mean, other.mean)
         assert same_bits(first.exact, other.exact)
         assert first.finite == other.finite
     return first
 
 
+class Side:
+    """One rank's side of a recipe: residuals, and exchanges with the sizes that a test wants."""
+
+    def __init__(self, recipe: Recipe, *, seed: int = 0) -> None:
+        self.residuals, self.seed = Residuals(recipe), seed
+
+    def exchange(
+        self,
+        name: str,
+        gradient: Tensor,
+        *,
+        network: Network,
+        step: int,
+        exact: Tensor | None = None,
+        parts: Sequence[Part] | None = None,
+        out: Tensor | None = None,
+        may_be_unused: bool = False,
+        measure: bool = False,
+        shards: Sequence[slice] | None = None,
+    ) -> Result:
+        """The mean of flat float32 `gradient`, which is used up, and of the `exact` elements beside it."""
+        exact = gradient.new_empty(0) if exact is None else exact
+        parts = (Part(name, tuple(gradient.shape), 0, gradient.numel()),) if parts is None else parts
+        beside = (Part("exact", tuple(exact.shape), 0, exact.numel()),)
+        bucket = Bucket(name, tuple(parts), beside, gradient.dtype, gradient.device)
+        draw = Draw(seed=self.seed, step=step, stream=name, rank=network.rank)
+        request = self.residuals.request(
+            bucket,
+            gradient,
+            exact,
+            draw,
+            out=out,
+            may_be_unused=may_be_unused,
+            measure=measure,
+            shards=shards,
+        )
+        recipe = self.residuals.recipe_of(name)
+        return self.residuals.received(name, recipe.exchange.mean(recipe.codec, request, network))
+
+    def settle(self, *, finite: bool = True) -> None:
+        self.residuals.settle(finite)
+
+    def residual(self, name: str) -> Tensor:
+        """What the memory holds of a tensor, flat."""
+        assert self.residuals.memory is not None
+        return self.residuals.memory.residual(name).view(-1)
+
+
 class Ranks:
-    """A recipe on n ranks, each with a carrier of its own; one tensor, or one each of several lengths, a step."""
+    """A recipe on n ranks, each with residuals of its own; one tensor, or one each of several lengths, a step."""
 
     def __init__(self, text: str, world_size: int, *, seed: int = 0) -> None:
         self.recipe, self.world_size = parse(text), world_size
-        self.carriers = [Carrier(self.recipe, seed=seed) for _ in range(world_size)]
+        self.sides = [Side(self.recipe, seed=seed) for _ in range(world_size)]
         self.networks = LocalNetwork.of(world_size)
 
-    def carry(self, name: str, gradients: list[Tensor], step: int, **options: Any) -> Delivery:
-        """What all ranks got of clones of these gradients; options are those of `Carrier.carry`.
+    @property
+    def residuals(self) -> list[Residuals]:
+        return [side.residuals for side in self.sides]
 
-        Options that differ between the ranks come as one list for all: `exact` and `out`.
-        """
+    def exchange(self, name: str, gradients: list[Tensor], step: int, **options: Any) -> Result:
+        """What all ranks got of clones of these gradients; options are those of `Side.exchange`."""
+        return assert_all_ranks_got(self.exchange_apart(name, gradients, step, **options))
+
+    def exchange_apart(self, name: str, gradients: list[Tensor], step: int, **options: Any) -> list[Result]:
+        """What each rank got. Options that differ between the ranks come as one list for all: `exact` and `out`."""
         apart = {key: options.pop(key) for key in ("exact", "out") if key in options}
 
-        def work(network: LocalNetwork) -> Delivery:
+        def work(network: LocalNetwork) -> Result:
             own = {key: of_ranks[network.rank] for key, of_ranks in apart.items()}
-            given, carrier = gradients[network.rank].clone(), self.carriers[network.rank]
-            return carrier.carry(name, given, network=network, step=step, **own, **options)
+            given, side = gradients[network.rank].clone(), self.sides[network.rank]
+            return side.exchange(name, given, network=network, step=step, **own, **options)
 
-        return assert_all_ranks_got(on_all_ranks(self.networks, work))
+        return on_all_ranks(self.networks, work)
 
-    def settle(self, *, finite: bool = True) -> None:
-        for carrier in self.carriers:
-            carrier.settle(finite=finite)
+    def settle(self, *, finite: bool | Tensor = True) -> None:
+        for side in self.sides:
+            side.settle(finite=bool(finite))
 
     def step(self, gradients: list[Tensor], step: int, **options: Any) -> Tensor:
         """The mean of one tensor a rank, and the end of the step."""
-        delivery = self.carry("w", gradients, step, **options)
-        self.settle(finite=delivery.finite)
-        return delivery.mean
+        result = self.exchange("w", gradients, step, **options)
+        self.settle(finite=result.finite)
+        return result.mean
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Everything that changes while training, by value."""
         return [
             copy.deepcopy(
                 {
-                    "memory": carrier.memory.state_dict() if carrier.memory is not None else {},
-                    "states": carrier.states,
-                    "backs": carrier.backs,
+                    "memory": kept.memory.state_dict() if kept.memory is not None else {},
+                    "states": kept.states,
+                    "backs": kept.backs,
                 }
             )
-            for carrier in self.carriers
+            for kept in self.residuals
         ]
 
-    def owed(self, name: str, numel: int) -> Tensor:
+    def unsent(self, name: str, numel: int) -> Tensor:
         """What all ranks together still have to send, float64: residuals, and n times what second shots left."""
         total = torch.zeros(numel, dtype=torch.float64)
-        for rank, carrier in enumerate(self.carriers):
-            if carrier.memory is not None and name in carrier.memory.names():
-                total += carrier.memory.residual(name).view(-1)
-            if name in carrier.backs:
-                total[list(pieces(numel, self.world_size))[rank]] += self.world_size * carrier.backs[name]
+        for rank, kept in enumerate(self.residuals):
+            if kept.memory is not None and name in kept.memory.names():
+                total += kept.memory.residual(name).view(-1)
+            if name in kept.backs:
+                total[pieces(numel, self.world_size)[rank]] += self.world_size * kept.backs[name]
         return total
 
 
 @dataclasses.dataclass
-class Carried:
+class Exchanged:
     """One tensor of one step of a run: what went in, what all ranks got, what they sent."""
 
     gradients: list[Tensor]
     exact: list[Tensor]
-    deliveries: list[Delivery]
+    results: list[Result]
     sent_bytes: list[int]
     calls: list[dict[str, int]]  # of each collective
 
@@ -222,7 +278,7 @@ class Carried:
 @dataclasses.dataclass
 class Run:
     ranks: Ranks
-    steps: list[dict[int, Carried]]
+    steps: list[dict[int, Exchanged]]
 
 
 @functools.cache
@@ -230,39 +286,39 @@ def run(text: str, world_size: int) -> Run:
     """A few steps of a recipe with tensors of many lengths, made once and looked at by many tests."""
     ranks, steps = Ranks(text, world_size), []
     for step in range(3 if world_size == 3 else 2):
-        carried = {
-            numel: Carried(
+        exchanged = {
+            numel: Exchanged(
                 [gradient(rank, step, numel) for rank in range(world_size)],
                 [exact_elements(rank, step, numel) for rank in range(world_size)],
                 [],
                 [],
                 [],
             )
-            for numel in cargoes_of(world_size)
+            for numel in lengths_of(world_size)
         }
 
-        def work(network: LocalNetwork, step: int = step, carried: dict[int, Carried] = carried) -> list[Any]:
-            carrier, results = ranks.carriers[network.rank], []
-            for numel, one in carried.items():
+        def work(network: LocalNetwork, step: int = step, exchanged: dict[int, Exchanged] = exchanged) -> list[Any]:
+            side, results = ranks.sides[network.rank], []
+            for numel, one in exchanged.items():
                 before, by_kind = network.traffic, network.traffic_by_kind()
                 given, exact = one.gradients[network.rank].clone(), one.exact[network.rank].clone()
-                delivery = carrier.carry(
+                result = side.exchange(
                     f"n{numel}", given, network=network, step=step, exact=exact, parts=parts_of(numel)
                 )
                 calls = {
                     kind: now.calls - by_kind.get(kind, Traffic()).calls
                     for kind, now in network.traffic_by_kind().items()
                 }
-                results.append((delivery, (network.traffic - before).bytes, calls))
-            carrier.settle(finite=all(delivery.finite for delivery, *_ in results))
+                results.append((result, (network.traffic - before).bytes, calls))
+            side.settle(finite=all(result.finite for result, *_ in results))
             return results
 
         for results in on_all_ranks(ranks.networks, work):
-            for one, (delivery, sent, calls) in zip(carried.values(), results, strict=True):
-                one.deliveries.append(delivery)
+            for one, (result, sent, calls) in zip(exchanged.values(), results, strict=True):
+                one.results.append(result)
                 one.sent_bytes.append(sent)
                 one.calls.append({kind: count for kind, count in calls.items() if count})
-        steps.append(carried)
+        steps.append(exchanged)
     return Run(ranks, steps)
 
 
@@ -275,3 +331,11 @@ def summation_error(gradients: list[Tensor]) -> Tensor:
     """How far a float32 mean may be off, elementwise: 1/n, n products and n - 1 additions are rounded once each."""
     n = len(gradients)
     return (n + 1) * EPS * torch.stack(gradients).double().abs().mean(0) + 2.0**-149
+
+
+def lost(codec: Codec, numel: int, *, shape: Shape | None = None) -> float:
+    """E|C(x) - x|^2 / |x|^2 at most, as the codec declares it."""
+    omega, delta = codec.omega(numel), codec.delta(numel, shape=shape)
+    found = omega if codec.unbiased else None if delta is None else 1 - delta
+    assert found is not None
+    return found

@@ -36,14 +36,16 @@ class Page:
 
     def series(self, chart: str, *, drawn: bool = False) -> list[str]:
         """The recipes of a chart; with `drawn`, those that show something."""
-        return self.run(
+        found: list[str] = self.run(
             "return [...document.querySelectorAll(`#${arguments[0]} .series`)]"
             ".filter((group) => !arguments[1] || group.childElementCount).map((group) => group.dataset.recipe)",
             chart, drawn,
         )  # fmt: skip
+        return found
 
     def tip(self, *, shown: bool = True) -> str | None:
         """What the tooltip says. Pointing reaches the page with its next frame, which a busy machine draws late."""
+        said: str | None = None
         for _ in range(100):
             said = self.run("const tip = document.getElementById('tip'); return tip.hidden ? null : tip.innerText")
             if (said is not None) == shown:

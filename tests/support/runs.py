@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.exchange.two_shot import pieces
+from thinwire.exchange.first_shot import pieces
+from thinwire.reduce.policy import PolicyOptions
 
 Tree = Any
 MANY, ONE = 0.02, 25.0  # MB a bucket: several buckets, other ones than planned, or a single one
@@ -33,13 +34,23 @@ class Net(nn.Module):
         self.first = nn.Linear(48, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+        out: Tensor = self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+        return out
 
 
 class Run:
     """One model in training; step by step the same numbers in every run."""
 
-    def __init__(self, recipe: str, rank: int, *, cap: float = MANY, start: int = 0, width: int = 96, **options: Any):
+    def __init__(
+        self,
+        recipe: str | PolicyOptions,
+        rank: int,
+        *,
+        cap: float = MANY,
+        start: int = 0,
+        width: int = 96,
+        **options: Any,
+    ):
         torch.manual_seed(start)
         self.net, self.rank, self.scaler = Net(width), rank, options.get("scaler")
         self.model = DistributedDataParallel(self.net, bucket_cap_mb=cap)
@@ -65,13 +76,13 @@ class Run:
 
     def end(self) -> Tree:
         """Everything that decides what comes next, when nothing of it is in use any more."""
-        carrier = self.link.carrier
-        names = [] if carrier.memory is None else carrier.memory.names()
+        residuals = self.link.reducer.residuals
+        memory = residuals.memory
         everything = {
             "parameters": self.weights(),
-            "kept": {name: dict(carrier.memory.tensors(name)) for name in names},  # type: ignore[union-attr]
-            "states": carrier.states,
-            "backs": carrier.backs,
+            "kept": {} if memory is None else {name: dict(memory.tensors(name)) for name in memory.names()},
+            "states": residuals.states,
+            "backs": residuals.backs,
             "layout": str(self.link.layout.groups),
         }
         self.link.close()
@@ -85,12 +96,12 @@ class Run:
             owed[name] = kept["residual"].double()
             if "momentum" in kept:
                 owed[name] += MOMENTUM * kept["momentum"].double()
-        n, backs = self.link.world_size, self.link.carrier.backs
-        for parcel in self.link.layout.parcels:
-            if parcel.name in backs:
-                flat = torch.zeros(parcel.numel, dtype=torch.float64)
-                flat[list(pieces(parcel.numel, n))[self.rank]] = backs[parcel.name].double() * n
-                for one in parcel.parts:
+        n, backs = self.link.world_size, self.link.reducer.residuals.backs
+        for bucket in self.link.layout.buckets:
+            if bucket.name in backs:
+                flat = torch.zeros(bucket.numel, dtype=torch.float64)
+                flat[list(pieces(bucket.numel, n))[self.rank]] = backs[bucket.name].double() * n
+                for one in bucket.parts:
                     owed[one.name] = owed.get(one.name, 0.0) + one.of(flat).view(one.shape)
         return owed
 
@@ -112,7 +123,7 @@ def save(rank: int, world_size: int, recipe: str, folder: Path, cap: float, afte
     assert (run.link.layout.groups != planned) == (cap == MANY and after > 1)
     assert (len(planned) > 1) == (cap == MANY)
     owed, mine = run.owed(), {"link": run.link.state_dict(), "model": run.weights()}
-    dcp.save({"link": run.link, "model": run.net.state_dict()}, checkpoint_id=folder / "dcp")
+    save_distributed({"link": run.link, "model": run.net.state_dict()}, checkpoint_id=folder / "dcp")
     run.train(STEPS)
     torch.save(mine, folder / f"{rank}.pt")  # only now: what state_dict gave must not have changed with training
     return owed, run.end()

@@ -33,7 +33,13 @@ def main(store: str, rank: int, ranks: int, steps: int, out: str, algorithms: li
     for name, codec, deadline in algorithms:
         net = work.model(seed=3)
         optimizer = tw.decentralize(
-            net, work.optimizer(net), algorithm=name, codec=codec, topology=tw.ring(), deadline=deadline, seed=3
+            net,
+            work.optimizer(net),
+            algorithm=name,
+            codec=codec,
+            topology=tw.topology.ring(),
+            deadline=deadline,
+            seed=3,
         )
         train(net, optimizer, work, steps=steps, rank=rank, ranks=ranks)
         models[f"{name} {codec} {deadline}"] = Flat(list(net.parameters())).read()

@@ -1,7 +1,7 @@
-"""A training on a network that changes, without processes: hidden truth, noisy observations, decisions a round late.
+"""Simulates a training on a changing network without processes: hidden truth, noisy and late observations.
 
-The truth differs from what the controller assumes: every family has a factor of its own, codecs are faster or slower
-than measured, steps are noisy, some are far off, energy kept changes while training.
+The truth differs from the controller's assumptions. Every family has its own factor, codecs are faster or slower than
+measured, steps are noisy with outliers, and the energy kept changes while training.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from thinwire.auto import Auto, auto
-from thinwire.auto.agreement import Agreement, Alarm, steady
+from thinwire.auto.agreement import Agreement
+from thinwire.auto.alarm import Alarm, steady
 from thinwire.auto.candidates import DENSITIES
+from thinwire.auto.choices import Choices, uniform
 from thinwire.auto.controller import Controller
-from thinwire.auto.learner import Learner, Learnt
+from thinwire.auto.estimator import LinkEstimate, LinkEstimator
 from thinwire.auto.observation import Observation
-from thinwire.auto.outlook import Outlook
+from thinwire.auto.predictor import StepPredictor
 from thinwire.predict.devices import Device, Speed
 from thinwire.predict.workload import Profile, of_size
 
 GPU, CPU = Speed(10e-6, 8e-12), Speed(5e-6, 0.8e-9)
-Line = tuple[float, float]  # seconds, seconds a byte
+Link = tuple[float, float]  # latency in seconds, seconds per byte
 
 
 @dataclass
 class Scenario:
-    """One training, from a seed."""
+    """A training: workload, network, factors and noise, all from a seed."""
 
     seed: int
     steps: int = 600
     workers: int = 4
     profile: Profile = field(init=False)
-    trace: list[Line] = field(init=False)
+    trace: list[Link] = field(init=False)
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
@@ -56,10 +58,13 @@ class Scenario:
         self.noise = self.dice.choice([0.02, 0.05, 0.1])
         self.outliers = self.dice.choice([0.0, 0.01])
 
-    def _trace(self) -> list[Line]:
+    def _trace(self) -> list[Link]:
         dice, steps = self.dice, self.steps
         kind = dice.choice(["static", "steps", "walk", "there and back"])
-        draw = lambda: (10 ** dice.uniform(-4, -1.7), 8 / 10 ** dice.uniform(7.3, 10))  # noqa: E731
+
+        def draw() -> Link:
+            return 10 ** dice.uniform(-4, -1.7), 8 / 10 ** dice.uniform(7.3, 10)
+
         if kind == "static":
             return [draw()] * steps
         if kind == "there and back":
@@ -91,54 +96,59 @@ class World:
     def __init__(self, scenario: Scenario, options: Auto | None = None) -> None:
         self.scenario, self.options = scenario, options or auto()
         self.candidates = self.options.for_ranks(scenario.workers)
-        self.truth = Outlook(self.candidates, scenario.real, workers=scenario.workers)
+        self.truth = StepPredictor(Choices(self.candidates), scenario.real, workers=scenario.workers)
         kinds = ["large"] * len(scenario.profile.buckets)
         self.truth.set_profile(scenario.profile, kinds)
         self.kinds = kinds
         self._known: dict[object, tuple[float, float]] = {}
 
-    def line(self, step: int, choice: int) -> Learnt:
+    def link(self, step: int, choice: int) -> LinkEstimate:
         latency, byte_seconds = self.scenario.trace[step]
-        return Learnt(latency, byte_seconds, {}, self.scenario.factors[self.candidates[choice].recipe.exchange.name])
+        factor = self.scenario.factors[self.candidates[choice].recipe.exchange.name]
+        return LinkEstimate(latency, byte_seconds, {}, factor)
 
     def step(self, step: int, choice: int, canary: tuple[int, int] | None = None) -> tuple[float, float]:
         """Seconds of the whole step, and with messages under way; without noise."""
         key = (self.scenario.trace[step], choice, canary)
         if key not in self._known:
-            found = self.truth.predict((choice,) * 3, self.line(step, choice if canary is None else canary[0]), canary)
+            link = self.link(step, choice if canary is None else canary[0])
+            found = self.truth.predict(uniform(choice), link, canary)
             self._known[key] = (found.step, found.under_way)
         return self._known[key]
 
-    def worth(self, step: int, choice: int) -> float:
+    def progress(self, step: int, choice: int) -> float:
         self.truth.curve = self.scenario.curve(step)
-        return self.truth.worth((choice,) * 3)
+        return self.truth.progress_per_step(uniform(choice))
 
     def fixed(self, choice: int) -> float:
-        """What it costs to stay with one candidate."""
-        return sum(self.step(step, choice)[0] / self.worth(step, choice) for step in range(self.scenario.steps))
+        """The cost of running one candidate in all steps."""
+        return sum(self.step(step, choice)[0] / self.progress(step, choice) for step in range(self.scenario.steps))
 
     def run(self) -> Run:
         """Train under `auto`."""
         scenario = self.scenario
         dice = random.Random(scenario.seed + 1)
-        noise = lambda: math.exp(dice.gauss(0, scenario.noise))  # noqa: E731
+
+        def noise() -> float:
+            return math.exp(dice.gauss(0, scenario.noise))
+
         latency, byte_seconds = scenario.trace[0]
-        learner = Learner(
+        estimator = LinkEstimator(
             latency=latency * noise(), byte_seconds=byte_seconds * scenario.factors["all_reduce"] * noise()
         )
-        controller = Controller(self.options, scenario.assumed, learner, workers=scenario.workers, clock=lambda: 0.0)
-        controller.meet(scenario.profile, self.kinds)
+        controller = Controller(self.options, scenario.assumed, estimator, workers=scenario.workers, clock=lambda: 0.0)
+        controller.set_workload(scenario.profile, self.kinds)
         run, agreement, alarm = Run(controller), Agreement(controller.decision), Alarm()
-        agreement.take(0, 0, controller.first(scenario.profile.forward))
+        agreement.adopt(0, 0, controller.decide_first(scenario.profile.forward))
         decided, ran, steps = controller.decision, agreement.for_step(0), list[Step]()
         latest: deque[float] = deque(maxlen=3)
         for step in range(scenario.steps):
-            if agreement.waits(step):
+            if agreement.needs_round(step):
                 seen, said = self._seen(step, steps, latest, noise), decided
-                hurry = alarm.rings([latest[-1] if latest else 0.0], step=seen.seconds)
+                hurry = alarm.update([latest[-1] if latest else 0.0], step=seen.seconds)
                 controller.observe(seen, ran=ran)
                 decided, steps = controller.decide(step), []
-                if agreement.take(agreement.round, step, decided if hurry else said, soon=hurry):
+                if agreement.adopt(agreement.round, step, decided if hurry else said, hurry=hurry):
                     latest.clear()
             now = agreement.for_step(step)
             ran = now if now.canary is not None or not steps else ran
@@ -146,7 +156,7 @@ class World:
             seconds, under_way = self.step(step, choice, now.canary)
             pause = 3.0 if dice.random() < scenario.outliers else 1.0
             taken = seconds * noise() * pause
-            run.costs.append(seconds / self.worth(step, choice))  # without noise, which hits every choice alike
+            run.costs.append(seconds / self.progress(step, choice))  # without noise, which affects all choices alike
             run.seconds += taken
             run.choices.append(choice)
             steps.append(Step(taken, under_way * noise() * pause, canary=now.canary is not None))
@@ -155,7 +165,7 @@ class World:
         return run
 
     def _seen(self, step: int, steps: list[Step], latest: deque[float], noise: Callable[[], float]) -> Observation:
-        """What the ranks tell each other of the steps before this one."""
+        """The combined reports of the ranks on the steps before this one."""
         profile, plain = self.scenario.profile, [one for one in steps if not one.canary]
         canaries = [one.exchange for one in steps if one.canary]
         count = max(1, len(plain))
@@ -169,7 +179,7 @@ class World:
             exchange=statistics.median_low(latest) if plain else 0.0,
             steady=steady(latest),
             ready=tuple(bucket.ready for bucket in profile.buckets),
-            trip=self.scenario.trace[step - 1][0] * noise(),
+            latency=self.scenario.trace[step - 1][0] * noise(),
             canary=canaries[0] if canaries else None,
             curve=self.scenario.curve(step) if any(one % 25 == 0 for one in range(step - len(steps), step)) else None,
         )
@@ -177,7 +187,7 @@ class World:
 
 @dataclass
 class Step:
-    """One step as it was measured."""
+    """One measured step."""
 
     seconds: float
     exchange: float
@@ -186,6 +196,8 @@ class Step:
 
 @dataclass
 class Run:
+    """A simulated training."""
+
     controller: Controller
     costs: list[float] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Putting a recipe into a training program."""
+"""`attach` puts a recipe into a training program; a `Link` is what it returns."""
 
 from .ddp import attach
 from .link import Link

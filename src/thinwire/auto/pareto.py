@@ -1,4 +1,4 @@
-"""Two objectives, a few dozen points: the front that nothing beats in both, and the point that is reached soonest."""
+"""Step time against progress per step: the Pareto front, and the point with the least time to quality."""
 
 from __future__ import annotations
 
@@ -8,41 +8,45 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """A choice with its predicted step, in seconds, and its worth, as a share of a dense step's progress."""
+    """A choice with its predicted step time and its progress per step, relative to a dense step.
+
+    >>> Point("sparse", 0.2, 0.5).cost
+    0.4
+    """
 
     name: str
     seconds: float
-    worth: float
+    progress_per_step: float
 
     @property
     def cost(self) -> float:
         """Seconds for the progress of one dense step."""
-        return self.seconds / self.worth if self.worth > 0 else float("inf")
+        return self.seconds / self.progress_per_step if self.progress_per_step > 0 else float("inf")
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """What no other point beats: quickest first, each next one slower and worth more.
+    """The Pareto front, fastest first: every next point is slower and makes more progress.
 
     >>> [one.name for one in front([Point("a", 1, 0.5), Point("b", 2, 0.4), Point("c", 3, 1.0)])]
     ['a', 'c']
     """
     kept: list[Point] = []
-    for point in sorted(points, key=lambda one: (one.seconds, -one.worth)):
-        if not kept or point.worth > kept[-1].worth:
+    for point in sorted(points, key=lambda one: (one.seconds, -one.progress_per_step)):
+        if not kept or point.progress_per_step > kept[-1].progress_per_step:
             kept.append(point)
     return kept
 
 
 def soonest(points: Sequence[Point], *, floor: float = 0.0, quality: bool = True) -> Point:
-    """The point of the least cost among those worth at least `floor`; with `quality=False`, the quickest of them.
+    """The point with the least cost whose progress is at least `floor`; with `quality=False` the fastest one.
 
-    A front on normalised axes has a knee too, but that knee stays where it is when the network becomes ten times
-    slower, because every change of the scale cancels. This quotient does not.
+    The knee of a front on normalised axes is another rule. That knee does not move when the network becomes ten times
+    slower, because normalisation cancels the change. Time divided by progress does react.
 
     >>> soonest([Point("a", 1, 0.5), Point("c", 3, 1.0)]).name
     'a'
     """
-    good = [one for one in points if one.worth >= floor]
+    good = [one for one in points if one.progress_per_step >= floor]
     if not good:
-        return max(points, key=lambda one: one.worth)
-    return min(good, key=lambda one: (one.cost if quality else one.seconds, -one.worth))
+        return max(points, key=lambda one: one.progress_per_step)
+    return min(good, key=lambda one: (one.cost if quality else one.seconds, -one.progress_per_step))

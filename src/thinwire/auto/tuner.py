@@ -1,330 +1,248 @@
-"""`auto` in a training program: what is timed in every step, the rounds in which ranks tell each other, and the change.
+"""The policy behind `auto`: times every step, exchanges reports in rounds, and says which recipes run.
 
-All ranks time their steps. Rank 0 has the controller, and gives its decisions with its row of the next round. A round
-is gathered after one step and taken before the next, so that it costs no step any time unless the line is very long.
+All ranks time their steps. Rank 0 has the controller and puts its decisions into its reports, so that all ranks switch
+at the same step.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
-from collections import deque
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..comm.network import Network, Pending
 from ..recipe.compose import Recipe
-from ..reduce.buckets import Layout
-from ..reduce.step import Step
-from . import Auto
-from .agreement import DECISION_NUMBERS, KINDS, Agreement, Alarm, Decision, check_rows, main_kind, of_buckets, steady
-from .calibrate import greet, prepare, processors_here
-from .candidates import DENSITIES, Candidate
+from .agreement import Decision
+from .calibrate import calibrate, prepare, processors_per_rank
+from .candidates import Auto, Candidate, energy_curve
+from .choices import DENSE, Choices, kind_of, per_bucket, uniform
 from .controller import Controller
 from .observation import Event, Observation
-from .outlook import kind_of
 from .pareto import Point, front
-from .timing import Clock, Sums, energy_curve, guess, union
+from .predictor import assumed_profile
+from .reports import RankReport, combined
+from .rounds import Rounds
+from .timing import StepTimer
 
 if TYPE_CHECKING:
-    from ..reduce.lanes import Conductor
+    from ..reduce.reducer import Reducer
+    from ..reduce.step import Step
 
 _log = logging.getLogger(__name__)
-_SAMPLE = 25  # steps from one look at the gradient to the next
-_GAPS = 9  # from one step to the next: a pause to evaluate is not part of training
-_WARM = 2  # steps in which DDP arranges its buckets
-_TRIPS = 3  # small messages of which the shortest says what the latency is
-_WINDOW = 3  # steps of which the median says how long messages are under way
-_HEAD, _NUMBERS = 2 + DECISION_NUMBERS, 12
-_SECONDS, _LATEST = _HEAD + 1, _HEAD + 11  # where a row has the time of a step, and of messages in the last one
+_SAMPLE_EVERY = 25  # steps between two samples of the gradient
 
 
-class Pilot:
-    """The side of one rank."""
+class AutoTuner:
+    """The policy of one reducer. All ranks construct it together: it calibrates the link and compiles the candidates.
 
-    def __init__(
-        self,
-        options: Auto,
-        network: Network,
-        *,
-        layout: Layout,
-        embeddings: Mapping[str, int],
-        device: torch.device,
-    ) -> None:
-        self.options, self._network, self._device = options, network, device
-        self._embeddings = embeddings
+    >>> from thinwire import Reducer
+    >>> from thinwire.auto import auto
+    >>> from thinwire.comm.local import LocalNetwork
+    >>> reducer = Reducer("dense", group=LocalNetwork.alone(), policy=auto(allow=["bf16"]))
+    >>> str(reducer.policy.recipe), reducer.policy.overrides
+    ('fp32|all_reduce', {})
+    """
+
+    def __init__(self, options: Auto, reducer: Reducer) -> None:
+        network = reducer.network
+        self.options, self.name = options, str(options)
         self.candidates: list[Candidate] = options.for_ranks(network.world_size)
-        self.agreement = Agreement(Decision(0, (0,) * len(KINDS)))
-        self._alarm = Alarm()
-        self._layout = layout
-        self._clock, self._sums = Clock(), Sums()
-        self._gaps: deque[float] = deque(maxlen=_GAPS)
-        self._exchanges: deque[float] = deque(maxlen=_WINDOW)
-        self._last_end: float | None = None
-        self._steps = 0
-        self._ready: tuple[float, ...] = ()
-        self._ran = self.agreement.current
-        self._tried: tuple[int, int] | None = None  # since the last round
-        self._pending: Pending | None = None
-        self._trips: deque[float] = deque(maxlen=_TRIPS)
-        self._decided: Decision = self.agreement.current
-        self._controller: Controller | None = None
-        self._to_judge: tuple[int, Observation | None, Decision] | None = None  # what the last round said
+        self._network, self._reducer = network, weakref.proxy(reducer)  # weakly: the reducer holds its policy
+        self._choices = Choices(self.candidates)
+        self._running = self._decided = Decision(0, uniform(DENSE))  # the decided one waits for the next round
+        self._rounds = Rounds(network.control(), self._running)  # the host reads what ranks report
+        weakref.finalize(reducer, self._rounds.give_up)  # also where a program ends without close()
+        self._timer = StepTimer()
+        self._reported_canary: tuple[int, int] | None = None
+        self._unseen: tuple[int, Observation | None, Decision] | None = None  # the last round, not yet judged
         self._first = True
-        network.spans = []
+        self._controller: Controller | None = None
         self._processors = math.inf
-        if network.world_size > 1:  # alone, there is nothing to decide
-            self._meet()
-        self.moved(layout)
+        network.spans = []
+        if network.world_size > 1:  # a single rank has nothing to decide
+            self._calibrate()
+        self.layout_changed()
 
-    def _meet(self) -> None:
-        network, device = self._network, self._device
+    def _calibrate(self) -> None:
+        network, device = self._network, self._network.device
         if device.type != "cuda":
-            self._processors = processors_here(network, device)
+            self._processors = processors_per_rank(network, device)
         speeds = prepare(self.candidates, network, device)
-        learner = greet(network, device)
+        estimator = calibrate(network, device)
         if speeds is not None:
-            self._controller = Controller(self.options, speeds, learner, workers=network.world_size)
+            self._controller = Controller(self.options, speeds, estimator, workers=network.world_size)
 
-    # ----------------------------------------------------------------------------------------------- for people
+    # ------------------------------------------------------------------------------------------------ the policy
 
     @property
-    def events(self) -> list[Event]:
-        """What was decided so far; rank 0 knows."""
-        return [] if self._controller is None else list(self._controller.events)
+    def recipe(self) -> Recipe:
+        """The recipe of the main kind of bucket."""
+        return self._choices.main(self._running.choice).recipe
 
-    def front(self) -> list[Point]:
-        return [] if self._controller is None else front(self._controller.points)
+    @property
+    def overrides(self) -> dict[str, Recipe]:
+        """The buckets that use another recipe in this step, by name."""
+        numbers = per_bucket(self._running.choice, self._choices.kinds, self._running.canary)
+        main = self._choices.main(self._running.choice)
+        pairs = zip(self._reducer.layout.buckets, (self.candidates[number] for number in numbers), strict=True)
+        return {bucket.name: candidate.recipe for bucket, candidate in pairs if candidate is not main}
 
-    def stats(self) -> dict[str, float]:
-        found = {"auto/changes": float(self.agreement.current.number)}
-        if self._controller is not None:
-            found["auto/mbit"] = self._controller.learner.mbit
-            found["auto/latency_ms"] = 1e3 * self._controller.learner.latency
-            found["auto/deciding_seconds"] = self._controller.seconds_deciding
-        return found
-
-    # --------------------------------------------------------------------------------------------------- timing
-
-    def forward_begins(self) -> None:
-        self._clock.forward, self._clock.forward_end = time.perf_counter(), 0.0
-
-    def forward_ends(self) -> None:
-        self._clock.forward_end = time.perf_counter()
-
-    def arrived(self, names: list[str]) -> None:
-        self._clock.arrivals.append((time.perf_counter(), names))
-
-    def samples(self, step: int) -> bool:
-        """Whether this step should say what its codecs keep."""
-        return step % _SAMPLE == _SAMPLE - 1
-
-    def note(self, step: Step, conductor: Conductor | None) -> None:
-        """A step has ended: everything has arrived."""
-        end, clock, sums = time.perf_counter(), self._clock, self._sums
-        spans = self._network.take_spans() + ([] if conductor is None else conductor.take_spans())
-        self._steps += 1
-        if self._steps > _WARM and clock.arrivals and 0 < clock.forward <= clock.forward_end:
-            if self._last_end is not None and clock.forward > self._last_end:
-                self._gaps.append(clock.forward - self._last_end)
-            if self._ran.canary is not None:  # a step like no other
-                sums.canary, self._tried = union(spans), self._ran.canary
-            else:
-                last = clock.arrivals[-1][0]
-                sums.steps += 1
-                sums.seconds += end - clock.forward
-                sums.forward += clock.forward_end - clock.forward
-                sums.backward += last - clock.forward_end
-                self._exchanges.append(union(spans))
-            if self._network.rank == 0:
-                self._ready = self._shares(clock)
-        for offered, left in step.energies:
-            sums.offered += offered
-            sums.left += left
-        if step.measures and all(step.finite) and self.candidates[self._main()].density is None:
-            sums.curve = energy_curve(step.largest())
-        self._last_end, self._clock = end, Clock()
-
-    def _shares(self, clock: Clock) -> tuple[float, ...]:
-        """When each parcel was ready, as a share of backward."""
-        begin, last = clock.forward_end, clock.arrivals[-1][0]
-        came = {name: at for at, names in clock.arrivals for name in names}
-        length = max(last - begin, 1e-9)
-        ends = [max((came.get(name, last) for name in parcel.names), default=last) for parcel in self._layout.parcels]
-        return tuple(min(1.0, max(0.0, (at - begin) / length)) for at in ends)
-
-    # --------------------------------------------------------------------------------------------------- rounds
-
-    def send(self, step: int) -> None:
-        """After a step: if the next one needs a round, gather it while the optimizer works."""
-        if self._network.world_size > 1 and self._pending is None and self.agreement.waits(step):
-            row = torch.tensor(self._row(step), dtype=torch.float64, device=self._device)
-            self._pending = self._network.start_all_gather(row)
-
-    def take(self, step: int) -> None:
-        """Before a step: the round it needs, if any, and with it what runs."""
+    def before_step(self, step: int) -> None:
+        """Finish the round that this step depends on, if any, and adopt its decision."""
         if self._network.world_size == 1:
             return
-        if not self.agreement.waits(step):
-            self._ran = self.agreement.for_step(step)
+        if not self._rounds.agreement.needs_round(step):
+            self._running = self._rounds.agreement.for_step(step)
         elif self._first:
-            self._take_first(step)
+            self._decide_first(step)
         else:
-            self._take_round(step)
+            self._finish_round(step)
 
-    def _take_round(self, step: int) -> None:
-        self.send(step)
-        pending, self._pending = self._pending, None
-        assert pending is not None
-        rows = pending.wait().tolist()
-        self._note_trip()
-        check_rows(rows, number=self.agreement.round)
-        ran, self._tried = replace(self._ran, canary=self._tried), None
-        hurry = self._alarm.rings([row[_LATEST] for row in rows], step=max(row[_SECONDS] for row in rows))
-        if self._controller is not None:
-            self._to_judge = (step, self._observation(step, rows), ran)
-        if hurry:  # what is decided now must not wait for another step like the last
-            self.think()
-            self._adopt(step, self._from_rank_0(), soon=True)
-        else:
-            self._adopt(step, rows[0][2:_HEAD])
+    def measures(self, step: int) -> bool:
+        """Whether this step should sample how much energy its codecs keep."""
+        return step % _SAMPLE_EVERY == _SAMPLE_EVERY - 1
 
-    def think(self) -> None:
-        """On rank 0, judge the last round and decide; while messages are under way, that costs no time."""
-        judged, self._to_judge = self._to_judge, None
-        if judged is None or self._controller is None:
+    def forward_begins(self) -> None:
+        self._timer.forward_begins()
+
+    def forward_ends(self) -> None:
+        self._timer.forward_ends()
+
+    def arrived(self, names: Sequence[str]) -> None:
+        self._timer.arrived(names)
+
+    def before_wait(self) -> None:
+        """On rank 0, judge the last round and decide. Messages are under way, so this costs no time."""
+        unseen, self._unseen = self._unseen, None
+        if unseen is None or self._controller is None:
             return
-        step, seen, ran = judged
+        step, seen, ran = unseen
         if seen is not None:
             self._controller.observe(seen, ran=ran)
         self._decided = self._controller.decide(step)
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("step %d: %s; %s", step, seen, self._controller.outlined())
+            _log.debug("step %d: %s; %s", step, seen, self._controller.status())
 
-    def _adopt(self, step: int, numbers: Sequence[float], *, soon: bool = False) -> None:
-        """What rank 0 has said holds from this step on."""
-        news = self.agreement.take(self.agreement.round, step, Decision.from_numbers(numbers), soon=soon)
-        self._ran = self.agreement.for_step(step)
-        if news:
-            self._exchanges.clear()
-        if news and self._controller is not None and self._controller.events:
+    def after_step(self, step: Step) -> None:
+        """Time the step, and start the round that the next step needs while the optimizer runs."""
+        end, buckets = time.perf_counter(), None
+        if self._network.rank == 0:
+            buckets = [bucket.names for bucket in self._reducer.layout.buckets]
+        self._timer.end_step(end, self._take_spans(), canary=self._running.canary, buckets=buckets)
+        totals = self._timer.totals
+        for offered, left in step.energies:
+            totals.offered += offered
+            totals.left += left
+        dense = self._choices.main(self._running.choice).density is None
+        if step.measures and dense and step.device is None and bool(step.all_finite()):  # a device is not read
+            totals.curve = energy_curve(step.largest())
+        self._start_round(step.number + 1)
+
+    def layout_changed(self) -> None:
+        layout = self._reducer.layout
+        self._choices.kinds = [kind_of(bucket.numel, bucket.embeddings) for bucket in layout.buckets]
+        if self._controller is not None and layout.buckets:
+            self._controller.set_workload(assumed_profile(layout, self._processors), self._choices.kinds)
+
+    def close(self) -> None:
+        """Stop timing collectives."""
+        self._rounds.give_up()
+        for network in self._reducer.networks:
+            network.spans = None
+
+    # ---------------------------------------------------------------------------------------------------- rounds
+
+    def _start_round(self, step: int) -> None:
+        agreement = self._rounds.agreement
+        if self._network.world_size == 1 or self._rounds.started or not agreement.needs_round(step):
+            return
+        totals = self._timer.take()
+        self._reported_canary = totals.canary
+        measured = replace(self._timer.measurement(totals), latency=self._rounds.latency)
+        self._rounds.start(RankReport(agreement.round, step, self._decided, measured))
+
+    def _finish_round(self, step: int) -> None:
+        self._start_round(step)
+        reports, hurry = self._rounds.finish()
+        if self._controller is not None:
+            seen = combined(step, [report.measured for report in reports], ready=self._timer.ready)
+            self._unseen = (step, seen, replace(self._running, canary=self._reported_canary))
+        if hurry:  # decide now: another step like the last would cost too much
+            self.before_wait()
+            self._adopt(step, self._rounds.broadcast(self._decided), hurry=True)
+        else:
+            self._adopt(step, reports[0].decision)
+
+    def _decide_first(self, step: int) -> None:
+        """The first decision: no step was measured yet, only the link and this step's forward pass."""
+        self._first = False
+        forward = self._rounds.largest(self._timer.forward)
+        if self._controller is not None and forward > 0:
+            self._decided = self._controller.decide_first(forward)
+        self._adopt(step, self._rounds.broadcast(self._decided))
+
+    def _adopt(self, step: int, decision: Decision, *, hurry: bool = False) -> None:
+        agreement = self._rounds.agreement
+        changed = agreement.adopt(agreement.round, step, decision, hurry=hurry)
+        self._running = agreement.for_step(step)
+        if changed:
+            self._timer.recipe_changed()
+        if changed and self._controller is not None and self._controller.events:
             _log.info("%s", self._controller.events[-1].text)
 
-    def _take_first(self, step: int) -> None:
-        """The first decision has no measured step before it: only the line, and this step's forward pass."""
-        self._first = False
-        taken = max(0.0, self._clock.forward_end - self._clock.forward)
-        forward = self._network.all_reduce(torch.tensor([taken], dtype=torch.float64, device=self._device), op="max")
-        if self._controller is not None and float(forward) > 0:
-            self._decided = self._controller.first(float(forward))
-        self._adopt(step, self._from_rank_0())
+    def _take_spans(self) -> list[tuple[float, float]]:
+        """Begin and end of all collectives since the last call."""
+        spans: list[tuple[float, float]] = []
+        for network in self._reducer.networks:
+            spans += network.take_spans()
+            if network.spans is None:  # a new lane: time it from now on
+                network.spans = []
+        return spans
 
-    def _from_rank_0(self) -> list[float]:
-        """The newest decision, as a message of its own."""
-        numbers = torch.tensor(self._decided.numbers(), dtype=torch.float64, device=self._device)
-        said: list[float] = self._network.broadcast(numbers, source=0).tolist()
-        self._network.take_spans()
-        return said
+    # ------------------------------------------------------------------------------------------------ statistics
 
-    def _row(self, step: int) -> list[float]:
-        sums, self._sums = self._sums, Sums()
-        count = max(1, sums.steps)
-        rest = statistics.median(self._gaps) if self._gaps else 0.0
-        trip = min(self._trips) if self._trips else 0.0
-        seconds, forward, backward = (value / count for value in (sums.seconds, sums.forward, sums.backward))
-        numbers = [float(sums.steps), seconds, forward, backward, rest, trip, sums.canary, sums.offered, sums.left]
-        latest = list(self._exchanges) if sums.steps else []
-        agree = steady(latest, enough=_WINDOW)
-        numbers += [-1.0 if agree is None else float(agree)]
-        numbers += [statistics.median_low(latest), latest[-1]] if latest else [0.0, 0.0]
-        curve = sums.curve or [0.0] * len(DENSITIES)
-        return [float(self.agreement.round), float(step), *self._decided.numbers(), *numbers, *curve]
+    @property
+    def events(self) -> list[Event]:
+        """All switches so far; empty on other ranks than 0."""
+        return [] if self._controller is None else list(self._controller.events)
 
-    def _note_trip(self) -> None:
-        """The span of the round itself was logged with the others: it is the last that began."""
-        spans = self._network.take_spans()
-        if spans:
-            begin, end = spans[-1]
-            self._trips.append(end - begin)
+    def front(self) -> list[Point]:
+        """The Pareto front of the last ranking; empty on other ranks than 0."""
+        return [] if self._controller is None else front(self._controller.points)
 
-    def _observation(self, step: int, rows: Sequence[Sequence[float]]) -> Observation | None:
-        """All ranks as one: the slowest decides how long a step takes, who waits least how long messages do."""
-        columns = list(zip(*(row[_HEAD : _HEAD + _NUMBERS] for row in rows), strict=True))
-        steps, seconds, forward, backward, rest, trip, canary, offered, left, agree, exchange, _ = columns
-        if not all(steps) and not all(canary):
-            return None
-        curve = rows[0][_HEAD + _NUMBERS :]
-        return Observation(
-            step=step,
-            steps=int(steps[0]),
-            seconds=max(seconds),
-            forward=max(forward),
-            backward=max(backward),
-            rest=max(rest),
-            exchange=min(exchange),
-            steady=None if min(agree) < 0 else all(agree),
-            ready=self._ready,
-            trip=min(trip) or None,
-            canary=min(canary) or None,
-            kept=1.0 - sum(left) / sum(offered) if sum(offered) > 0 else None,
-            curve=tuple(curve) if any(curve) else None,
-        )
+    def stats(self) -> dict[str, float]:
+        found = {"auto/changes": float(self._rounds.agreement.current.number)}
+        if self._controller is not None:
+            estimator = self._controller.performance.estimator
+            found["auto/mbit"] = estimator.mbit
+            found["auto/latency_ms"] = 1e3 * estimator.latency
+            found["auto/deciding_seconds"] = self._controller.seconds_deciding
+        return found
 
-    # --------------------------------------------------------------------------------------------- what it means
+    # ----------------------------------------------------------------------------------------------- checkpoints
 
-    def _main(self) -> int:
-        return self._ran.choice[main_kind(self._kinds)]
-
-    def recipe(self) -> Recipe:
-        """The recipe of most buckets."""
-        return self.candidates[self._main()].recipe
-
-    def ways(self) -> dict[str, Recipe]:
-        """The buckets that travel by another one in this step."""
-        ways, main = of_buckets(self._ran.choice, self._kinds, self._ran.canary), self._main()
-        others = [(parcel, way) for parcel, way in zip(self._layout.parcels, ways, strict=True) if way != main]
-        return {parcel.name: self.candidates[way].recipe for parcel, way in others}
-
-    def moved(self, layout: Layout) -> None:
-        """Buckets are others than before."""
-        self._layout = layout
-        self._kinds = [
-            kind_of(parcel.numel, sum(self._embeddings.get(part.name, 0) for part in parcel.parts))
-            for parcel in layout.parcels
-        ]
-        if self._controller is not None and layout.parcels:
-            self._controller.meet(guess(layout, self._processors), self._kinds)
-
-    # ------------------------------------------------------------------------------------------------- keeping
-
-    def state(self) -> dict[str, Any]:
-        """Of this rank; that of rank 0 has the controller's."""
+    def state_dict(self) -> dict[str, Any]:
+        """The decision of this rank; on rank 0 also the state of the controller."""
         return {
-            "decision": self.agreement.current.numbers(),
+            "decision": self._rounds.agreement.current.numbers(),
             "candidates": [one.name for one in self.candidates],
-            "controller": None if self._controller is None else self._controller.state(),
+            "controller": None if self._controller is None else self._controller.state_dict(),
         }
 
-    def load(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a saved decision; without one, begin anew. Every rank is given the same decision."""
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
-        self._sums, self._clock, self._last_end = Sums(), Clock(), None
-        self._exchanges.clear()
-        self._to_judge = None
-        self.agreement, self._alarm = Agreement(Decision(0, (0,) * len(KINDS))), Alarm()
-        self._first = state is None
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from a saved decision, which is the same on all ranks; without one, begin anew."""
+        self._timer.restart()
+        self._unseen, self._first = None, state is None
+        first = Decision(0, uniform(DENSE))
         if state is not None:
             names = {one.name: number for number, one in enumerate(self.candidates)}
             saved = Decision.from_numbers(state["decision"])
-            choice = tuple(names.get(state["candidates"][number], 0) for number in saved.choice)
-            self.agreement = Agreement(Decision(saved.number, choice))
+            choice = tuple(names.get(state["candidates"][number], DENSE) for number in saved.choice)
+            first = Decision(saved.number, choice)
             if self._controller is not None and state["controller"] is not None:
-                self._controller.load(state["controller"])
-        self._decided = self._ran = self.agreement.current
+                self._controller.load_state_dict(state["controller"])
+        self._rounds.restart(first)
+        self._decided = self._running = first

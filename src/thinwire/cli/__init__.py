@@ -1,4 +1,4 @@
-"""The `thinwire` command."""
+"""The `thinwire` command: one module for each group of subcommands."""
 
 from .main import main
 

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on standard error for commands that train step by step."""
+"""A progress bar on standard error for commands that train step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 class Bar:
-    """Counts the steps of a run; it begins with the first one, so that an error before it is one line.
+    """Counts the steps of a run. It appears with the first step, so that an earlier error is one line.
 
     >>> with Bar("training", steps=2, shown=False) as show:
     ...     show({"event": "step"})

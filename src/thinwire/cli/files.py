@@ -1,4 +1,4 @@
-"""Where commands write to: checked before minutes are spent, written in one place."""
+"""The output files of commands: checked before minutes are spent, written in one place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import OptionError
 
 
 def write_json(target: str, payload: dict[str, Any]) -> None:
-    """To a file, or to standard output for `-`."""
+    """Write JSON to a file, or to standard output for `-`."""
     text = json.dumps(payload, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -27,7 +27,7 @@ def write_text(target: str, text: str, *, option: str) -> None:
 
 
 def check_writable(target: str, *, option: str = "--json") -> None:
-    """Refuse a file that cannot be written before minutes are spent on what it should hold."""
+    """Refuse a file that cannot be written, before minutes are spent on its content."""
     path = Path(target)
     if target != "-" and (not target or path.is_dir() or not path.resolve().parent.is_dir()):
         raise OptionError(f"cannot write {target or 'a file without a name'}: choose another {option} file")

@@ -1,7 +1,8 @@
-"""The `thinwire` command. Every subcommand: a sufficient --help, --json, one-line errors with a non-zero exit."""
+"""The `thinwire` command: every subcommand has --help and --json, and errors are one line with a non-zero exit code."""
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import sys
 from dataclasses import asdict
@@ -11,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from ..errors import ThinwireError
+from ..errors import OptionError, ThinwireError
+from ..predict.presets import emulated_names
 from .files import check_writable, write_json
 from .plan import plan, probe
+from .prove import prove
 from .simulate import simulate
 from .study import study_app
 
@@ -52,6 +55,13 @@ def kernels(
     numel: Annotated[int, typer.Option(help="Elements (float32) of the tensor; at least 1024 a thread.")] = 25_000_000,
     threads: Annotated[int, typer.Option(help="Threads; each takes a contiguous share of the tensor.")] = 1,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; the best of each is reported.")] = 7,
+    codecs: Annotated[
+        bool,
+        typer.Option("--codecs", help="Time the stages of every registered codec instead."),
+    ] = False,
+    plugins: Annotated[
+        list[str] | None, typer.Option("--import", help="Import this module first: it registers codecs of your own.")
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Also write the rows as JSON; - for standard output.")
     ] = None,
@@ -68,6 +78,14 @@ def kernels(
     check_run(numel, threads=threads, rounds=rounds)
     if json_file is not None:
         check_writable(json_file)
+    for plugin in plugins or ():
+        try:
+            importlib.import_module(plugin)
+        except ImportError as problem:
+            raise OptionError(f"cannot import {plugin}: {problem}") from None
+    if codecs:
+        _time_codecs(numel, rounds, json_file)
+        return
     with typer.progressbar(length=GROUPS, label="timing kernels", file=sys.stderr) as bar:
         rows = kernel_rows(numel, threads=threads, rounds=rounds, on_group=lambda done: bar.update(1))
     if json_file != "-":
@@ -89,13 +107,34 @@ def kernels(
         write_json(json_file, {**run, "machine": describe_machine(), "rows": [asdict(row) for row in rows]})
 
 
+def _time_codecs(numel: int, rounds: int, json_file: str | None) -> None:
+    from ..lab.compare.machine import describe_machine
+    from ..lab.kernels.codec_rows import codec_rows, registered_codecs
+
+    numel = 1 << (numel.bit_length() - 1)  # low_rank sees it as a matrix
+    rows = []
+    with typer.progressbar(length=len(registered_codecs()), label="timing codecs", file=sys.stderr) as bar:
+        rows = list(codec_rows(numel, rounds=rounds, on_codec=lambda name: bar.update(1)))
+    if json_file != "-":
+        typer.echo(f"{numel:,} float32, 1 thread, best of {rounds} rounds\n")
+        typer.echo(f"{'codec':40}{'stage':>8}{'bits':>9}{'ns/element':>12}{'x copy':>9}")
+        for row in rows:
+            typer.echo(f"{row.codec:40}{row.stage:>8}{row.bits:>9.2f}{row.ns_per_element:>12.3f}{row.x_copy:>9.2f}")
+    if json_file is not None:
+        run = {"numel": numel, "threads": 1, "rounds": rounds}
+        write_json(json_file, {**run, "machine": describe_machine(), "codecs": [asdict(row) for row in rows]})
+
+
 @app.command()
 def compare(
     workload: Annotated[str, typer.Option(help="gpt, mlp, mlp-100k or cnn (which needs --data).")] = "gpt",
-    workers: Annotated[int, typer.Option(help="Processes, each a host of its own on the network.")] = 4,
+    workers: Annotated[int, typer.Option(help="Processes, each on its own emulated host.")] = 4,
     network: Annotated[
         str,
-        typer.Option(help="Such as 100mbit,5ms or lan-1g; also loss=0.1%, jitter=1ms, unshaped, and A@0s;B@30s."),
+        typer.Option(
+            help="100mbit,5ms (also loss=0.1%, jitter=1ms, unshaped), a schedule (A@0s;B@30s), or a preset: "
+            f"{emulated_names()}."
+        ),
     ] = "lan-100m",
     recipes: Annotated[
         str | None,
@@ -117,24 +156,24 @@ def compare(
         str | None, typer.Option(help="For --algorithms that name none, such as min_max:4,block=512.")
     ] = None,
     skew: Annotated[
-        float, typer.Option(help="From 0, workers have data of all kinds, to 1, each has kinds of its own.")
+        float, typer.Option(help="0: all workers have data of all kinds; 1: each has its own kinds.")
     ] = 0.0,
     steps: Annotated[int, typer.Option(help="Steps for each recipe; with --target-loss, at most.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of weights, data and draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, data and draws.")] = 0,
     repeats: Annotated[int, typer.Option(help="Runs of each, with seeds that follow.")] = 1,
     target_loss: Annotated[
         float | None,
-        typer.Option(help="Stop a recipe at this held-out loss. Default: what ddp reaches at its last step."),
+        typer.Option(help="Stop a recipe at this held-out loss. Default: the loss of ddp at its last step."),
     ] = None,
-    extra: Annotated[float, typer.Option(help="How many more steps, as a share, may be used to reach it.")] = 0.5,
+    extra: Annotated[float, typer.Option(help="Share of further steps that a recipe may take to reach it.")] = 0.5,
     lap: Annotated[int, typer.Option(help="Steps of a recipe before it is the next one's turn.")] = 10,
     bucket_mb: Annotated[float, typer.Option(help="Size of DDP's buckets; torch-powersgd has one in any case.")] = 25.0,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder with Fashion-MNIST or CIFAR-10.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="How to slow the network down: kernel, switch or paced. Default: see doctor.")
+        str | None, typer.Option(help="How to emulate: kernel, switch or paced. Default: see thinwire doctor.")
     ] = None,
     probe_seconds: Annotated[
-        float, typer.Option(help="Time to measure the network before the first step, for predictions; 0 makes none.")
+        float, typer.Option(help="Seconds of measuring the network first, for predictions; 0 makes none.")
     ] = 12.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the table only.")] = False,
     json_file: Annotated[
@@ -142,10 +181,10 @@ def compare(
     ] = None,
     report: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as one HTML file.")] = None,
 ) -> None:
-    """Train the same model with several recipes on a slow network that this machine emulates, and compare.
+    """Train the same model by several recipes on an emulated slow network, and compare them.
 
     Every recipe starts from the same weights and sees the same data. Recipes take turns, so that a busy machine hurts
-    all alike. The step time is compared with plain DDP and with training that communicates nothing at all.
+    all of them alike. Step times are compared with plain DDP and with training without communication.
     """
     from rich.console import Console
 
@@ -179,7 +218,7 @@ def compare(
     aside = Console(stderr=True)
 
     def keep(result: dict[str, Any]) -> None:
-        screen.close()  # the bars go before the table comes
+        screen.close()  # remove the bars before the table
         measured = any(row["curve"] for row in result["rows"])
         if measured:
             print_table(result, aside if json_file == "-" else Console())
@@ -203,7 +242,7 @@ def doctor(
         typer.Option("--json", metavar="FILE", help="Also write the findings as JSON; - for standard output."),
     ] = None,
 ) -> None:
-    """Tell which slow networks this machine can emulate, what is missing for the others, and what is installed."""
+    """Tell which slow networks this machine can emulate, what the others need, and what is installed."""
     from ..lab.emulate.doctor import as_json, best_method, examine
 
     if json_file is not None:
@@ -220,11 +259,12 @@ def doctor(
 app.command()(probe)
 app.command()(plan)
 app.command()(simulate)
+app.command()(prove)
 app.add_typer(study_app, name="study")
 
 
 def main() -> None:
-    """Entry point: errors of the user are one line on standard error and exit code 2."""
+    """Entry point. A user error is one line on standard error and exit code 2."""
     try:
         code = app(standalone_mode=False)
     except _UsageProblem as problem:

@@ -1,4 +1,4 @@
-"""`thinwire probe` and `thinwire plan`: options in, words and files out."""
+"""`thinwire probe` and `thinwire plan`: their options, output and files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ..errors import OptionError
+from ..predict.presets import emulated_names, preset_names
 from .files import check_writable, write_json, write_text
 
 if TYPE_CHECKING:
@@ -22,23 +23,25 @@ if TYPE_CHECKING:
     from ..predict.workload import Profile
 
 _JSON = typer.Option("--json", metavar="FILE", help="Write everything as JSON; - for standard output.")
-_EMULATE = typer.Option(metavar="NETWORK", help="Emulate this network here, such as 100mbit,5ms, and measure that.")
+_EMULATE = typer.Option(
+    metavar="NETWORK", help=f"Emulate this network here and measure it: 100mbit,5ms or {emulated_names()}."
+)
 _METHOD = typer.Option(help="How to emulate: kernel, switch or paced. Default: see thinwire doctor.")
 
 
 def probe(
     emulate: Annotated[str | None, _EMULATE] = None,
-    workers: Annotated[int, typer.Option(help="Hosts to emulate; under torchrun, its ranks are taken.")] = 4,
+    workers: Annotated[int, typer.Option(help="Hosts to emulate; under torchrun, its ranks are used.")] = 4,
     seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 40.0,
-    pairs: Annotated[bool, typer.Option("--pairs", help="Also measure every two hosts alone.")] = False,
-    out: Annotated[str, typer.Option(metavar="FILE", help="Where the network is written.")] = "network.json",
+    pairs: Annotated[bool, typer.Option("--pairs", help="Also measure the link between every two hosts.")] = False,
+    out: Annotated[str, typer.Option(metavar="FILE", help="The file to write the network to.")] = "network.json",
     method: Annotated[str | None, _METHOD] = None,
     json_file: Annotated[str | None, _JSON] = None,
 ) -> None:
-    """Measure a network as training uses it: every collective over sizes, with latency and rate by range of sizes.
+    """Measure a network as training uses it: latency and bandwidth of every collective, by message size.
 
-    Start it with torchrun on the machines of a cluster, or give --emulate. The file it writes is for
-    `thinwire plan --network network.json`.
+    Start it with torchrun on the machines of a cluster, or give --emulate. `thinwire plan --network network.json`
+    reads the file.
     """
     if not 1 <= seconds <= 600:
         raise OptionError(f"--seconds is from 1 to 600, not {seconds:g}")
@@ -55,7 +58,7 @@ def probe(
         raise OptionError(
             "there is nothing to measure: start with torchrun on several hosts, or give --emulate 100mbit,5ms"
         )
-    if network is None:  # a rank that has nothing to say
+    if network is None:  # another rank writes the result
         return
     network.save(out)
     if json_file != "-":
@@ -101,7 +104,7 @@ def _probed_by_torchrun(*, seconds: float, pairs: bool) -> NetworkModel | None:
 
 
 class _Progress:
-    """A bar on standard error, from the first news on: what is refused at once shows none."""
+    """A bar on standard error from the first event on, so that an earlier error is one line."""
 
     def __init__(self, label: str, *, shown: bool = True) -> None:
         self._label, self._shown = label, shown
@@ -135,9 +138,9 @@ def _print_network(network: NetworkModel, seconds: float, out: str) -> None:
             sizes = f"{low} to {high}" if high else f"from {low}"
             typer.echo(f"{fit.collective:12}{sizes:>22}{1e3 * regime.latency:>12.2f}{rate:>10}{fit.error:>8.1%}")
             low = high
-    for pair, line in network.pairs.items():
-        typer.echo(f"hosts {pair}: {1e3 * line.latency:.2f} ms, {8e-6 / line.byte_seconds:,.0f} Mbit/s")
-    typer.echo(f"\nwritten to {out}; mbit/s are bytes given to the collective, not bytes on the wire")
+    for pair, link in network.pairs.items():
+        typer.echo(f"hosts {pair}: {1e3 * link.latency:.2f} ms, {8e-6 / link.byte_seconds:,.0f} Mbit/s")
+    typer.echo(f"\nwritten to {out}; Mbit/s count the bytes given to the collective, not the bytes on the wire")
 
 
 # ------------------------------------------------------------------------------------------------------------ plan
@@ -146,7 +149,7 @@ def _print_network(network: NetworkModel, seconds: float, out: str) -> None:
 def plan(
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Returns a model and a function of it: one batch's loss."),
+        typer.Option(metavar="MODULE:FUNCTION", help="A function that returns a model and its loss on a batch."),
     ] = None,
     params: Annotated[str | None, typer.Option(help="Instead: the number of parameters, such as 25.6M.")] = None,
     step_time: Annotated[
@@ -156,14 +159,12 @@ def plan(
     workers: Annotated[str, typer.Option(help="Workers, or a range for a map: 2..64.")] = "4",
     network: Annotated[
         str | None,
-        typer.Option(
-            help="A file of probe, 100mbit,5ms, 10gbe, home-dsl, nvlink+10gbe ..., or a range: 10mbit..10gbit."
-        ),
+        typer.Option(help=f"100mbit,5ms, a file of probe, a range (10mbit..10gbit), or a preset: {preset_names()}."),
     ] = None,
     emulate: Annotated[str | None, _EMULATE] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="What compresses: this (timed here; default), t4, a10g, a100, h100 (stated), or a file."),
+        typer.Option(help="The device that compresses: this (timed here; default), t4, a10g, a100, h100, or a file."),
     ] = None,
     recipes: Annotated[
         str | None, typer.Option(help="With commas. Default: all presets and torch's fp16 hook.")
@@ -179,10 +180,10 @@ def plan(
     ] = None,
     json_file: Annotated[str | None, _JSON] = None,
 ) -> None:
-    """Say beforehand whether compression will pay, with which recipe, by how much and why.
+    """Say before training whether compression will pay, with which recipe, by how much and why.
 
-    Nothing is sent: a step is computed from the network, the buckets of the model and the speed of compressing. A plan
-    of given numbers takes less than a second; what is not known is measured first.
+    Nothing is sent. The step time is computed from the network, the buckets of the model and the compression overhead.
+    A plan from given numbers takes less than a second; missing numbers are measured first.
     """
     from ..lab.compare.contenders import Contender
     from ..lab.compare.runner import split_recipes
@@ -194,7 +195,7 @@ def plan(
     counts = numbers_between(workers)
     chosen = None if recipes is None else split_recipes(recipes)
     for name in chosen or ():
-        Contender.named(name)  # which says what is wrong with it
+        Contender.named(name)  # raises if it is wrong
     if verify:
         unused = {"--model": model, "--params": params, "--step-time": step_time, "--network": network}
         _refuse(
@@ -220,7 +221,7 @@ def plan(
 
 
 def _refuse(given: dict[str, object], why: str) -> None:
-    """What was typed is used or refused, never lost."""
+    """Refuse options that would have no effect."""
     for option, value in given.items():
         if value is not None:
             raise OptionError(f"{option} {why}")
@@ -270,7 +271,7 @@ def _show_heat(
     if json_file != "-":
         typer.echo(as_text(heat))
     if report is not None:
-        notes = (f"{profile.name}, {1e3 * profile.compute:.0f} ms of computing a step; compressing on {device.name}.",)
+        notes = (f"{profile.name}, {1e3 * profile.compute:.0f} ms of computing a step; compression on {device.name}.",)
         write_text(report, as_html(heat, title="What would pay", notes=notes), option="--report")
         typer.echo(f"report: {os.path.abspath(report)}", err=True)
     if json_file is not None:

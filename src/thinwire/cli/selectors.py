@@ -1,4 +1,4 @@
-"""`thinwire study selectors`: options in, a table and a file out."""
+"""`thinwire study selectors`: its options, its table and its file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def selectors(
     sizes: Annotated[
-        str, typer.Option(help="Elements of drawn tensors, with commas; 1e8 asks for 6 GB of memory.")
+        str, typer.Option(help="Elements of drawn tensors, with commas; 1e8 needs 6 GB of memory.")
     ] = "1e5,1e6,1e7",
     densities: Annotated[str, typer.Option(help="Shares to keep, with commas.")] = "0.001,0.01",
     data: Annotated[
@@ -25,23 +25,25 @@ def selectors(
     ] = "gaussian,laplace,student_t,layers,mlp",
     gradients: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Also your own: a tensor, a dict of tensors, or a list of these, saved."),
+        typer.Option(
+            metavar="FILE", help="Also your own: a tensor, a dict of tensors, or a list of these, by torch.save."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds for each tensor.")] = 5,
     feedback_steps: Annotated[int, typer.Option(help="Steps with error feedback; 0 for none.")] = 200,
-    feedback_size: Annotated[str, typer.Option(help="Elements of drawn tensors in those.")] = "1e6",
-    seed: Annotated[int, typer.Option(help="Of data, weights and draws.")] = 0,
+    feedback_size: Annotated[str, typer.Option(help="Elements of drawn tensors in these steps.")] = "1e6",
+    seed: Annotated[int, typer.Option(help="Seed of data, weights and draws.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the table only.")] = False,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Also write the rows as JSON; - for standard output.")
     ] = None,
 ) -> None:
-    """Time every way to choose the largest elements here, and tell what it chooses.
+    """Time every selector of the largest elements on this machine, and measure what it selects.
 
-    First from one tensor, then with error feedback over many steps, where each has a memory of its own. x top_k and
-    x add are the median time over that of exact Top-k and of `e += g` in the same rounds; energy is that of the chosen
-    elements over that of the exact choice from the same tensor. One thread. Gradients of mlp and gpt are recorded
-    from training without compression, by one worker.
+    First on one tensor, then with error feedback over many steps, where each selector has its own memory. x top_k and
+    x add are median times relative to exact Top-k and to `e += g` in the same rounds. energy is that of the selected
+    elements relative to exact Top-k on the same tensor. residual is what was not sent in the end, relative to exact
+    Top-k. One thread. Gradients of mlp and gpt are recorded from training without compression, by one worker.
     """
     from ..lab.compare.machine import describe_machine
     from ..lab.study.selector_data import sources
@@ -95,8 +97,8 @@ def _numbers(option: str, text: str) -> list[float]:
 
 
 def _print(rows: list[Row]) -> None:
-    heads = ("best ms", "median ms", "x top_k", "x add", "passes", "selected/k", "5 to 95 %", "energy", "owed")
-    widths = (10, 10, 9, 8, 8, 12, 14, 9, 8)
+    heads = ("best ms", "median ms", "x top_k", "x add", "passes", "selected/k", "5 to 95 %", "energy", "residual")
+    widths = (10, 10, 9, 8, 8, 12, 14, 9, 10)
     before = None
     for row in rows:
         about = (row.data, row.numel, row.density, row.steps)
@@ -117,4 +119,4 @@ def _print(rows: list[Row]) -> None:
             "-" if row.memory_over_top_k is None else f"{row.memory_over_top_k:.2f}",
         )
         typer.echo(f"{row.selector:12}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
-    typer.echo("\nmedians of one thread; owed: what is not sent in the end, over that of exact Top-k")
+    typer.echo("\nmedians of one thread; residual: what was not sent in the end, over that of exact Top-k")

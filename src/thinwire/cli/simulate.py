@@ -1,4 +1,4 @@
-"""`thinwire simulate`: options in, words and files out."""
+"""`thinwire simulate`: its options, output and files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..predict.presets import preset_names
 from .bar import Bar
 from .files import check_writable, write_json
 
@@ -27,16 +28,16 @@ def simulate(
     ] = "exponential",
     codec: Annotated[str | None, typer.Option(help="For --algorithm, such as min_max:4,block=512.")] = None,
     network: Annotated[
-        str, typer.Option(help="data-centre, three-regions, home-1000, or as in compare: 100mbit,5ms; also A@0s;B@30s.")
+        str, typer.Option(help=f"100mbit,5ms, a schedule (A@0s;B@30s), or a preset: {preset_names()}.")
     ] = "home-1000",
     steps: Annotated[int, typer.Option(help="Steps of every worker.")] = 200,
     learn: Annotated[
         bool,
-        typer.Option("--learn/--cost-only", help="Train really by a virtual clock, or reckon time and bytes only."),
+        typer.Option("--learn/--cost-only", help="Train by a virtual clock, or compute time and bytes only."),
     ] = True,
     workload: Annotated[str, typer.Option(help="mlp-100k, mlp, gpt or cnn (which needs --data).")] = "mlp-100k",
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder with Fashion-MNIST or CIFAR-10.")] = None,
-    skew: Annotated[float, typer.Option(help="From 0, workers have data of all kinds, to 1, each its own.")] = 0.0,
+    skew: Annotated[float, typer.Option(help="0: all workers have data of all kinds; 1: each has its own.")] = 0.0,
     parameters: Annotated[int | None, typer.Option(help="Size of the model, for --cost-only.")] = None,
     compute_ms: Annotated[float, typer.Option(help="Forward and backward of one worker, the median.")] = 100.0,
     straggle: Annotated[
@@ -45,39 +46,40 @@ def simulate(
     uneven: Annotated[
         float | None, typer.Option(help="The same from worker to worker. Default: the network's.")
     ] = None,
-    loss: Annotated[float, typer.Option(help="Share of the letters that never arrive.")] = 0.0,
+    loss: Annotated[float, typer.Option(help="Share of the messages that never arrive.")] = 0.0,
     churn: Annotated[
         str | None,
-        typer.Option(help="Mean seconds there and away, 600/60, or a JSON file [[worker, leaves, returns]]."),
+        typer.Option(help="Mean seconds present and absent, 600/60, or a JSON file [[worker, leaves, returns]]."),
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds after which nobody waits for a letter. Default: for ever.")
+        float | None, typer.Option(help="Seconds after which nobody waits for a message. Default: none.")
     ] = None,
     device: Annotated[
-        str, typer.Option(help="What compresses: a100, h100, a10g, t4, this machine (this), or a file of plan.")
+        str,
+        typer.Option(help="The device that compresses: a100, h100, a10g, t4, this (this machine), or a file."),
     ] = "a100",
     cores: Annotated[float, typer.Option(help="Of that device, for each worker.")] = 1.0,
     bucket_mb: Annotated[float, typer.Option(help="Size of the buckets of --recipe.")] = 25.0,
     compute: Annotated[
-        str, typer.Option(help="Gradients: each (to the bit as in a process of its own), batched, or auto.")
+        str, typer.Option(help="Gradients: each (the same bits as in a process), batched, or auto.")
     ] = "auto",
     lap: Annotated[
         int | None, typer.Option(help="Steps between two looks at held-out data. Default: 20 looks.")
     ] = None,
     growth: Annotated[
-        bool, typer.Option("--growth/--no-growth", help="Also reckon a step for other numbers of workers.")
+        bool, typer.Option("--growth/--no-growth", help="Also compute the step time for other numbers of workers.")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of weights, data, draws, links and absences.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, data, draws, links and absences.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the table only.")] = False,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON; - for standard output.")
     ] = None,
     report: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as one HTML file.")] = None,
 ) -> None:
-    """Train with up to thousands of workers in one process, by a clock that is not real.
+    """Train with up to thousands of workers in one process, by a virtual clock.
 
-    The code of exchanges and algorithms is that of real runs; only network and time are simulated. The same seed gives
-    the same result.
+    Exchanges and algorithms run the code of real runs. Only network and time are simulated. The same seed gives the
+    same result.
     """
     from ..lab.compare.runner import split_recipes
     from ..lab.simulate import Settings
@@ -109,7 +111,7 @@ def simulate(
 
 
 def _print(result: dict[str, Any]) -> None:
-    from ..lab.report.figures import size
+    from ..lab.draw.numbers import size
 
     heads = ("step ms", "virtual s", "bytes/step", "loss", "apart", "computing", "real s")
     names = max(len("row"), *(len(row["recipe"]) for row in result["rows"]))

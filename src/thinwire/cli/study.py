@@ -1,4 +1,4 @@
-"""`thinwire study`: options in, words and files out."""
+"""`thinwire study`: its options, output and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .selectors import selectors
 
 study_app = typer.Typer(
     name="study",
-    help="Look at gradients: their shape, what top-k leaves of them, and what finding the largest costs.",
+    help="Study gradients: their distribution, the energy Top-k leaves out, and the cost of selectors.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -26,7 +26,7 @@ study_app = typer.Typer(
 
 @study_app.callback()
 def _root() -> None:
-    """Look at gradients: their shape, what top-k leaves of them, and what finding the largest costs."""
+    """Study gradients: their distribution, the energy Top-k leaves out, and the cost of selectors."""
 
 
 @study_app.command()
@@ -35,7 +35,7 @@ def gradients(
     recipe: Annotated[
         str, typer.Option(help="With commas: dense, presets, or whole recipes; each trains from the same weights.")
     ] = "dense,ef|top_k:0.01|all_gather",
-    workers: Annotated[int, typer.Option(help="Workers, all in this process; the first one's u is looked at.")] = 4,
+    workers: Annotated[int, typer.Option(help="Workers, all in this process; the first one is described.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of every recipe.")] = 200,
     at: Annotated[
         str | None, typer.Option(help="Steps to look at, from 0 on, with commas. Default: 0, 20, 100 and the last.")
@@ -43,10 +43,10 @@ def gradients(
     densities: Annotated[
         str | None, typer.Option(help="Shares that top-k keeps, with commas. Default: nine from 0.001 to 0.5.")
     ] = None,
-    elements: Annotated[int, typer.Option(help="Of each tensor, to fit densities to; all else sees all.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Of weights, data and draws.")] = 0,
+    elements: Annotated[int, typer.Option(help="Of each tensor, to fit densities; the rest uses all.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Seed of weights, data and draws.")] = 0,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder with Fashion-MNIST or CIFAR-10.")] = None,
-    skew: Annotated[float, typer.Option(help="From 0, workers have data of all kinds, to 1, each its own.")] = 0.0,
+    skew: Annotated[float, typer.Option(help="0: all workers have data of all kinds; 1: each has its own.")] = 0.0,
     bucket_mb: Annotated[float, typer.Option(help="Size of the buckets that are compressed as one.")] = 25.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show the table only.")] = False,
     json_file: Annotated[
@@ -54,11 +54,11 @@ def gradients(
     ] = None,
     report: Annotated[str | None, typer.Option(metavar="FILE", help="Write the page as one HTML file.")] = None,
 ) -> None:
-    """Train a model by one or more recipes and look at u = g + e: the gradient and what a memory adds to it.
+    """Train a model by one or more recipes and describe u = g + e: the gradient plus the residual of its memory.
 
     For every layer and for the whole model, at the chosen steps: histogram and fitted densities (Gaussian, Laplace,
     Student t), kurtosis, whether there is one hump, and |u - TopK(u)|^2 / |u|^2 beside Random-k, 1 - k/d and
-    (1 - k/d)^2. Give dense and a recipe with a memory to see what error feedback does to the shape.
+    (1 - k/d)^2. Give dense and a recipe with a memory to see the effect of error feedback.
 
     In the table: memory is |e|^2 / (|g|^2 + |e|^2); KS the distance of the best fit from the data (Kolmogorov and
     Smirnov); out of place the share of the mass that would have to move for one hump; top-k leaves |u - TopK(u)|^2 /

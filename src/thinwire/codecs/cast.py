@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import kernels, theory
-from ..rng import Draw, Key
+from ..comm import streams
+from ..recipe.registry import register
+from ..rng import Key
 from .base import Codec, Shape, State
 from .scales import SCALE_BYTES, block_rule, put, sharing, take_scales, times_scale, usable_steps
 
@@ -20,8 +22,8 @@ _FP8_HALF_STEP = 2.0**-10  # largest rounding error below its normal range
 def saturated(flat: Tensor, dtype: torch.dtype) -> Tensor:
     """Finite values beyond the type's range become its largest, inf and NaN stay; casting then rounds to nearest."""
     largest = torch.finfo(dtype).max
-    # One cheap pass decides for nearly every gradient that the plain cast will do.
-    if flat.numel() and not float(kernels.block_abs_max(flat, block=0)) <= largest:
+    # One cheap pass decides for nearly every gradient that the plain cast will do; a device is not asked.
+    if streams.resident(flat.device) or (flat.numel() and not float(kernels.block_abs_max(flat, block=0)) <= largest):
         flat = torch.where(flat.isinf(), flat, flat.clamp(-largest, largest))
     return flat
 
@@ -30,28 +32,26 @@ def saturated(flat: Tensor, dtype: torch.dtype) -> Tensor:
 class _Cast(Codec):
     """A float type on the wire; messages may be added because the network adds that type."""
 
-    linear: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
 
     def body_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
         return numel * self.dtype.itemsize
 
-    def to_sum(self, x: Tensor, *, draw: Draw | None = None, scale: Tensor | None = None) -> Tensor:
-        """The flat tensor to all-reduce, new memory that may be summed in place; a cast needs no draw and no scale."""
+    def to_sum(self, x: Tensor) -> Tensor:
+        """The flat tensor to all-reduce, new memory that may be summed in place."""
         return saturated(x.detach().reshape(-1), self.dtype).to(self.dtype, copy=True)
 
-    def from_sum(self, total: Tensor) -> Tensor:
-        """The all-reduced tensor as flat float32."""
-        return total.reshape(-1).to(torch.float32, copy=True)
+    def put_sum(self, total: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(total)
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         body.view(self.dtype).copy_(saturated(x.reshape(-1), self.dtype))
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         out += body.view(self.dtype)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class Fp32(_Cast):
     """Sends float32 as it is: no compression.
 
@@ -63,16 +63,18 @@ class Fp32(_Cast):
 
     name: ClassVar[str] = "fp32"
     unbiased: ClassVar[bool] = True
+    lossless: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float32
+    sum_dtype: ClassVar[torch.dtype] = torch.float32
 
-    def to_sum(self, x: Tensor, *, draw: Draw | None = None, scale: Tensor | None = None) -> Tensor:
+    def to_sum(self, x: Tensor) -> Tensor:
         return x.detach().reshape(-1).to(torch.float32, copy=True)
 
     def omega(self, numel: int) -> float:
         return 0.0
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class Fp16(_Cast):
     """Rounds to float16: 11 significant bits between 6e-5 and 65504.
 
@@ -86,12 +88,13 @@ class Fp16(_Cast):
 
     name: ClassVar[str] = "fp16"
     dtype: ClassVar[torch.dtype] = torch.float16
+    sum_dtype: ClassVar[torch.dtype] = torch.float16
 
-    def delta(self, numel: int) -> float:
+    def delta(self, numel: int, *, shape: Shape | None = None) -> float:
         return theory.rounding(10)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class Bf16(_Cast):
     """Rounds to bfloat16: float32's range with 8 significant bits.
 
@@ -105,12 +108,13 @@ class Bf16(_Cast):
 
     name: ClassVar[str] = "bf16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16
+    sum_dtype: ClassVar[torch.dtype] = torch.bfloat16
 
-    def delta(self, numel: int) -> float:
+    def delta(self, numel: int, *, shape: Shape | None = None) -> float:
         return theory.rounding(7)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class Fp8(Codec):
     """Rounds to float8 (e4m3fn) after scaling each block so that its largest magnitude becomes 448.
 
@@ -133,17 +137,20 @@ class Fp8(Codec):
     def body_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
         return kernels.blocks_of(numel, self.block) * SCALE_BYTES + numel
 
-    def delta(self, numel: int) -> float:
+    def not_summable(self) -> str:
+        return "the network cannot add numbers in fp8: use bf16, all_gather or two_shot"
+
+    def delta(self, numel: int, *, shape: Shape | None = None) -> float:
         # Elements below the normal range err by half its step, absolutely; the largest element is 448.
         below_normal = (sharing(numel, self.block) - 1) * (_FP8_HALF_STEP / _FP8_MAX) ** 2
         return max(0.0, theory.rounding(3) - below_normal)
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         flat = x.reshape(-1)
         scale, inverse = usable_steps(kernels.block_abs_max(flat, block=self.block) / _FP8_MAX)
         put(body, scale, times_scale(flat, inverse, self.block).to(torch.float8_e4m3fn))
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         scale, codes = take_scales(body, kernels.blocks_of(out.numel(), self.block))
         out += times_scale(codes.view(torch.float8_e4m3fn).to(torch.float32), scale, self.block)
 

@@ -1,33 +1,45 @@
 """Global-QSGD: quantise once against a scale that all ranks share, so that the codes themselves can be all-reduced.
 
-What an exchange does with it:
+Ranks add it in two rounds (arXiv 2305.18627):
 
     norm = combine(local_norm(x) of every rank)            MAX for linf, SUM for l2: one small all-reduce
-    total = combine(to_sum(x, scale=scale_from(norm)))     integer SUM, or `add_codes` in a balanced tree
-    mean = from_sum(total, scale=...) / world_size
+    total = combine(codes(x, scale=scale_from(norm)))      integer SUM, or `add_codes` in a balanced tree
+    mean = values(total, scale=...) / world_size
+
+Linear codes are summed by the network as int8: a rank uses 127 // n levels, so the sum never wraps. Exponential codes
+are no numbers that a network can add: ranks add pieces by the unbiased rule.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from .. import kernels, theory
 from ..errors import OptionError
+from ..recipe.registry import register
 from ..rng import Draw, Key
-from .base import Codec, Shape, State
+from .base import Codec, Rounds, Shape, State, flag
 from .scales import SCALE_BYTES, Grid, block_rule, put, sharing, take_scales, times_scale, usable_steps
+from .stages import Round, RoundCost, Trials, Work
 
+if TYPE_CHECKING:
+    from ..exchange.request import Request
+
+_TYPICAL = 1 << 20  # elements that share a scale if all of a bucket do
+_NORM_BYTES = 4
 _SIGN = 0x80  # of an exponential code in its byte
 _ADDITION = 1  # purpose of a folded key
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class GlobalQsgd(Codec):
     """Rounds at random to levels of one scale for all ranks: uniform levels (linear) or powers of two (exponential).
 
@@ -40,16 +52,22 @@ class GlobalQsgd(Codec):
 
     >>> codec, ranks = global_qsgd(), [torch.tensor([1.0, 0.5]), torch.tensor([-2.0, 1.5])]
     >>> scale = codec.scale_from(torch.stack([codec.local_norm(x) for x in ranks]).amax(0))
-    >>> codes = [codec.to_sum(x, scale=scale, world_size=2, draw=Draw(rank=i)) for i, x in enumerate(ranks)]
-    >>> codec.from_sum(codes[0] + codes[1], scale=scale, world_size=2) / 2
+    >>> codes = [codec.codes(x, scale=scale, world_size=2, draw=Draw(rank=i)) for i, x in enumerate(ranks)]
+    >>> codec.values(codes[0] + codes[1], scale=scale, world_size=2) / 2
     tensor([-0.5079,  1.0000])
     >>> codec.levels(world_size=4)
     31
     """
 
     name: ClassVar[str] = "global_qsgd"
+    examples: ClassVar[tuple[str, ...]] = (
+        "global_qsgd:8,block=128",
+        "global_qsgd:8,dither=exponential",
+        "global_qsgd:4",
+    )
     unbiased: ClassVar[bool] = True
-    linear: ClassVar[bool] = True
+    whole_tensors: ClassVar[bool] = True
+    sum_dtype: ClassVar[torch.dtype] = torch.int8
     bits: int = 8
     dither: Literal["linear", "exponential"] = field(default="linear", kw_only=True)
     norm: Literal["linf", "l2"] = field(default="linf", kw_only=True)
@@ -127,7 +145,7 @@ class GlobalQsgd(Codec):
             return combined
         return torch.where(combined < _SMALLEST_NORMAL, 0.0, combined).sqrt()
 
-    def to_sum(self, x: Tensor, *, scale: Tensor, world_size: int, draw: Draw | None = None) -> Tensor:
+    def codes(self, x: Tensor, *, scale: Tensor, world_size: int, draw: Draw | None = None) -> Tensor:
         """The codes to add, one byte an element: int8 for linear dithering, uint8 (sign bit 0x80) for exponential.
 
         Every rank needs a draw of its own (`Draw(rank=...)`), else their errors add up instead of averaging out.
@@ -142,7 +160,7 @@ class GlobalQsgd(Codec):
         codes = Grid.symmetric(8, levels, self.block).pack(flat, torch.zeros_like(inverse), inverse, key)
         return codes[: flat.numel()].sub_(levels).view(torch.int8)
 
-    def from_sum(
+    def values(
         self, total: Tensor, *, scale: Tensor, world_size: int, mean: bool = False, out: Tensor | None = None
     ) -> Tensor:
         """The sum of the ranks' values, flat float32, from the sum of their codes; with `mean`, their mean."""
@@ -158,12 +176,86 @@ class GlobalQsgd(Codec):
 
     def add_codes(self, a: Tensor, b: Tensor, draw: Draw | None = None) -> Tensor:
         """The code of the sum of two exponential codes, without bias. Add in a balanced tree, with a new draw each."""
-        # Folded, or a caller who passes the draw of `to_sum` again would round up the same elements again.
+        # Folded, or a caller who passes the draw of `codes` again would round up the same elements again.
         return kernels.exponential_add(a, b, top=self.top, key=(draw or Draw()).key().fold(_ADDITION))
+
+    # ------------------------------------------------------------------------------------------ sums over ranks
+
+    def refuses_ranks(self, ranks: int, *, remembers: bool) -> str | None:
+        """Levels shrink with the number of ranks: why this number cannot use the codec, or None."""
+        try:
+            levels = self.levels(ranks) if self.addition == "sum" else self.top - self.headroom(ranks)
+        except OptionError as none_left:
+            return str(none_left)
+        if not remembers:
+            return None
+        d = self.block or _TYPICAL
+        if self.addition == "codes":
+            omega = theory.exponential(d, levels)
+        else:
+            omega = theory.uniform_l2(d, levels) if self.norm == "l2" else theory.uniform_linf(d, levels)
+        if omega < 1:
+            return None
+        return (
+            f"{self.spec()} leaves {levels} levels to each of {ranks} ranks and may then err by more than the "
+            "gradient itself, so a memory would grow without end: leave out the memory, or use smaller blocks"
+        )
+
+    def omega_of_mean(self, numel: int, ranks: int) -> float | None:
+        """Ranks share levels of one scale, so that a rank has fewer than in a message of its own."""
+        if self.addition == "sum" and self.norm != "l2":
+            return theory.uniform_linf(self.block or numel, self.levels(ranks)) / ranks
+        return super().omega_of_mean(numel, ranks)
+
+    def rounds(self, request: Request, ranks: int) -> Rounds:
+        norms = yield Round(self.local_norm(request.u), op=self.combination)
+        scale = self.scale_from(norms)
+        codes = self.codes(request.u, scale=scale, world_size=ranks, draw=request.draw)
+        if request.remembers:
+            request.u.sub_(self.values(codes, scale=scale, world_size=ranks))
+        if self.addition == "sum":
+            total = yield Round(codes, elementwise=self._cuts(request))
+        else:
+
+            def add(a: Tensor, b: Tensor, number: int) -> Tensor:
+                return self.add_codes(a, b, request.drawn(f"sum{number}"))
+
+            total = yield Round(codes, add=add)
+        # Integers never exceed the scale; powers of two need headroom above it, which may overflow.
+        finite = flag(scale) if self.addition == "sum" else None
+        shard = request.shard
+        if shard is not None and self._cuts(request) and self.addition == "sum":
+            scale = scale[shard.start // self.block : -(-shard.stop // self.block)] if self.block else scale
+            return self.values(total, scale=scale, world_size=ranks, mean=True), finite
+        mean = self.values(total, scale=scale, world_size=ranks, mean=True, out=request.out)
+        return mean if shard is None else mean[shard], finite
+
+    def _cuts(self, request: Request) -> bool:
+        """Whether all shards begin with a block, so that their codes and scales can be read alone."""
+        shards = request.shards or ()
+        return not self.block or all(shard.start % self.block == 0 for shard in shards)
+
+    def round_costs(self, numel: int, ranks: int, shapes: Sequence[Shape]) -> list[Work | RoundCost]:
+        norms = RoundCost(_NORM_BYTES * kernels.blocks_of(numel, self.block), "norms", plain=self.combination == "sum")
+        tree = None if self.addition == "sum" else self
+        codes = RoundCost(numel, "codes", tree=tree)
+        return [Work("pass", numel), norms, Work("encode", numel, self), codes, Work("put", numel, self)]
+
+    def trials(self, given: Sequence[Tensor], draw: Draw) -> Trials:
+        x, turns = given[0], itertools.cycle(given)
+        scale, out = self.scale_from(self.local_norm(x)), torch.empty_like(x)
+        codes = self.codes(x, scale=scale, world_size=4, draw=draw)
+        trials: Trials = {
+            "encode": (lambda: self.codes(next(turns), scale=scale, world_size=4, draw=draw), x.numel()),
+            "put": (lambda: self.values(codes, scale=scale, world_size=4, mean=True, out=out), x.numel()),
+        }
+        if self.addition == "codes":
+            trials["add"] = (lambda: self.add_codes(codes, codes, draw), x.numel())
+        return trials
 
     # --------------------------------------------------------------------------------------------- messages
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         flat = x.reshape(-1)
         scale = self.scale_from(self.local_norm(flat))
         if self.dither == "exponential":
@@ -174,7 +266,7 @@ class GlobalQsgd(Codec):
         grid = Grid.symmetric(self.bits, self.top, self.block)
         grid.pack(flat, torch.zeros_like(inverse), inverse, key, out=put(body, scale))
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         scale, packed = take_scales(body, kernels.blocks_of(out.numel(), self.block))
         if self.dither == "exponential":
             codes = self._widened(kernels.unpack(packed, out.numel(), bits=self.bits))

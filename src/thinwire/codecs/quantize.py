@@ -7,6 +7,7 @@ body, one per block; what happens to tiny and non-finite blocks is said in `scal
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels, theory
+from ..recipe.registry import register
 from ..rng import Key
 from .base import Codec, Shape, State
 from .scales import SCALE_BYTES, Grid, block_means, block_rule, put, sharing, take_scales, usable_steps
@@ -43,7 +45,7 @@ class _Symmetric(Codec):
         grid = self._grid()
         return grid.scales(numel) * SCALE_BYTES + grid.code_bytes(numel)
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         grid = self._grid()
         step, packed = take_scales(body, grid.scales(out.numel()))
         grid.add(out, packed, self._low(step), step)
@@ -53,13 +55,17 @@ class _Symmetric(Codec):
 class _AgainstLargest(_Symmetric):
     """Steps are the block's largest magnitude over the levels."""
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         flat, grid = x.reshape(-1), self._grid()
         step, codes = take_scales(body, grid.scales(flat.numel()))
         kernels.abs_max_encode(flat, step, codes, levels=grid.offset, bits=grid.bits, block=grid.block, key=key)
 
+    def write_rows(self, x: Tensor, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
+        grid = self._grid()
+        kernels.abs_max_encode_rows(x, places, rows, keys=keys, levels=grid.offset, bits=grid.bits, block=grid.block)
 
-@dataclass(frozen=True, repr=False)
+
+@register
 class Qsgd(_Symmetric):
     """Rounds at random to 2**(bits-1) - 1 levels either side of zero, against the L2 norm; 1 bit is a random sign.
 
@@ -74,6 +80,7 @@ class Qsgd(_Symmetric):
     """
 
     name: ClassVar[str] = "qsgd"
+    examples: ClassVar[tuple[str, ...]] = ("qsgd:4", "qsgd:1", "qsgd:8,block=64")
     bits: int
     block: int = field(default=0, kw_only=True)
 
@@ -93,7 +100,7 @@ class Qsgd(_Symmetric):
     def _grid(self) -> Grid:
         return Grid.symmetric(self.bits, self.levels, self.block) if self.levels else Grid(1, 1, 0, self.block)
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         flat = x.reshape(-1)
         norm = kernels.block_square_sum(flat, block=self.block).sqrt()
         step, inverse = usable_steps(norm / self.levels if self.levels else norm * 2)
@@ -103,7 +110,7 @@ class Qsgd(_Symmetric):
         return torch.zeros_like(step) if self.levels else step * -0.5
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class Terngrad(_AgainstLargest):
     """Rounds at random to -1, 0 or 1 times the largest magnitude; two bits an element.
 
@@ -128,7 +135,7 @@ class Terngrad(_AgainstLargest):
         return Grid.symmetric(2, 1, self.block)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class AbsMax(_AgainstLargest):
     """Rounds at random to 2**(bits-1) - 1 levels either side of zero, against the block's largest magnitude.
 
@@ -141,6 +148,7 @@ class AbsMax(_AgainstLargest):
     """
 
     name: ClassVar[str] = "abs_max"
+    examples: ClassVar[tuple[str, ...]] = ("abs_max:8", "abs_max:2,block=0")
     bits: int
     block: int = field(default=64, kw_only=True)
 
@@ -161,7 +169,7 @@ class AbsMax(_AgainstLargest):
         return Grid.symmetric(self.bits, self.levels, self.block)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class MinMax(Codec):
     """Rounds at random to 2**bits values evenly spaced between the block's smallest and largest element.
 
@@ -175,6 +183,7 @@ class MinMax(Codec):
     """
 
     name: ClassVar[str] = "min_max"
+    examples: ClassVar[tuple[str, ...]] = ("min_max:4", "min_max:8,block=64")
     unbiased: ClassVar[bool] = True
     bits: int
     block: int = field(default=512, kw_only=True)
@@ -193,21 +202,21 @@ class MinMax(Codec):
     def _grid(self) -> Grid:
         return Grid(self.bits, 2**self.bits - 1, 0, self.block)
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         flat, grid = x.reshape(-1), self._grid()
         low, high = kernels.block_min_max(flat, block=self.block)
         # A range beyond float32 counts as not finite: element - low would overflow as well.
         step, inverse = usable_steps((high - low) / grid.top)
         grid.pack(flat, low, inverse, key, out=put(body, low, step))
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         grid = self._grid()
         low, rest = take_scales(body, grid.scales(out.numel()))
         step, packed = take_scales(rest, grid.scales(out.numel()))
         grid.add(out, packed, low, step)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class Natural(Codec):
     """Rounds at random to a neighbouring power of two: nine bits an element, sign and exponent, no scale.
 
@@ -225,10 +234,13 @@ class Natural(Codec):
     def body_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
         return kernels.packed_bytes(numel, 1) + numel
 
+    def not_summable(self) -> str:
+        return "the network cannot add numbers in natural: use bf16, all_gather or two_shot"
+
     def omega(self, numel: int) -> float:
         return theory.natural()
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         bits = x.reshape(-1).view(torch.int32)
         exponent = (bits & 0x7FFFFFFF) >> _MANTISSA_BITS
         # Rounding the mantissa to 0 or 1 tells whether to take the next power of two. For subnormals (exponent field
@@ -240,7 +252,7 @@ class Natural(Codec):
         rounded[exponent == _NOT_FINITE] = _NOT_FINITE
         put(body, kernels.pack((bits < 0).to(torch.uint8), bits=1), rounded.to(torch.uint8))
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         sign_bytes = kernels.packed_bytes(out.numel(), 1)
         exponent = body[sign_bytes:].to(torch.int32)
         bits = exponent << _MANTISSA_BITS
@@ -249,7 +261,7 @@ class Natural(Codec):
         out += bits.view(torch.float32)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class Sign(Codec):
     """Sends the sign of each element and the mean magnitude; biased, so use it with error feedback.
 
@@ -270,15 +282,15 @@ class Sign(Codec):
     def body_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
         return kernels.blocks_of(numel, self.block) * SCALE_BYTES + kernels.packed_bytes(numel, 1)
 
-    def delta(self, numel: int) -> float:
+    def delta(self, numel: int, *, shape: Shape | None = None) -> float:
         return theory.sign(sharing(numel, self.block))
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         flat = x.reshape(-1)
         step, _ = usable_steps(2 * block_means(flat.abs(), self.block))  # from minus to plus the magnitude
         put(body, step, kernels.pack((flat >= 0).to(torch.uint8), bits=1))
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         step, packed = take_scales(body, kernels.blocks_of(out.numel(), self.block))
         Grid(1, 1, 0, self.block).add(out, packed, step * -0.5, step)
 

@@ -1,15 +1,16 @@
-"""Rotated quantisation: after a random rotation a tensor looks Gaussian, for which one to four bits do very well."""
+"""Rotated quantisation: a random rotation makes a tensor look Gaussian, which one to four bits describe well."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import kernels, theory
+from ..recipe.registry import register
 from ..rng import Key
 from .base import Codec, Shape, State
 from .scales import SCALE_BYTES, take_scales
@@ -41,7 +42,7 @@ def gaussian_codebook(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return words.to(device, torch.float32), boundaries.to(device, torch.float32)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class Rotated(Codec):
     """Rotates blocks of 1024 at random, then sends the nearest Lloyd-Max codeword and one scale a block.
 
@@ -61,6 +62,8 @@ class Rotated(Codec):
     """
 
     name: ClassVar[str] = "rotated"
+    examples: ClassVar[tuple[str, ...]] = ("rotated:1", "rotated:2", "rotated:4")
+    whole_tensors: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     bits: int
 
@@ -74,23 +77,43 @@ class Rotated(Codec):
     def omega(self, numel: int) -> float:
         return theory.rotated(self.bits)
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         flat = x.reshape(-1)
         scales, codes = take_scales(body, kernels.blocks_of(flat.numel(), kernels.ROTATION))
         codebook, boundaries = gaussian_codebook(self.bits, flat.device)
         keys = _rounds(key)
         kernels.rotated_encode(flat, scales, codes, keys=keys, codebook=codebook, boundaries=boundaries, bits=self.bits)
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         self._decode(body, out, key, fresh=False)
 
-    def _put(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def put_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         self._decode(body, out, key, fresh=True)
 
     def _decode(self, body: Tensor, out: Tensor, key: Key, *, fresh: bool) -> None:
         scales, codes = take_scales(body, kernels.blocks_of(out.numel(), kernels.ROTATION))
         codebook, _ = gaussian_codebook(self.bits, out.device)
         kernels.rotated_add(codes, scales, out, keys=_rounds(key), codebook=codebook, bits=self.bits, fresh=fresh)
+
+    def write_rows(self, x: Tensor, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
+        codebook, boundaries = gaussian_codebook(self.bits, x.device)
+        pairs = [_rounds(key) for key in keys]
+        kernels.rotated_encode_rows(
+            x, places, rows, keys=pairs, codebook=codebook, boundaries=boundaries, bits=self.bits
+        )
+
+    def add_rows(self, rows: Tensor, places: Sequence[slice], out: Tensor, keys: Sequence[Key]) -> None:
+        self._decode_rows(rows, places, out, keys, fresh=False)
+
+    def put_rows(self, rows: Tensor, places: Sequence[slice], out: Tensor, keys: Sequence[Key]) -> None:
+        self._decode_rows(rows, places, out, keys, fresh=True)
+
+    def _decode_rows(
+        self, rows: Tensor, places: Sequence[slice], out: Tensor, keys: Sequence[Key], *, fresh: bool
+    ) -> None:
+        codebook, _ = gaussian_codebook(self.bits, out.device)
+        pairs = [_rounds(key) for key in keys]
+        kernels.rotated_add_rows(rows, places, out, keys=pairs, codebook=codebook, bits=self.bits, fresh=fresh)
 
 
 rotated = Rotated

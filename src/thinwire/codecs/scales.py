@@ -1,8 +1,8 @@
-"""What codecs with a scale per block share: which steps can be used, how a body is laid out, uniform grids.
+"""Helpers of codecs with a scale per block: usable steps, the layout of a body, uniform grids.
 
 Two rules keep special values harmless. A step below 2**-100 counts as 0, because its inverse times 2**23 would
 overflow: the block is sent as zero. A step that is not finite is sent as NaN, so that the whole block decodes to NaN:
-an inf in a gradient is news for every rank (GradScaler skips the step), never a wild finite number.
+every rank learns of an inf in a gradient (GradScaler skips the step); it never becomes a wild finite number.
 """
 
 from __future__ import annotations

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import field
 from statistics import NormalDist
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import kernels, theory
-from ..errors import OptionError
+from ..comm import streams
 from ..kernels import Selection
+from ..recipe.registry import register
 from ..rng import Draw, Key
-from .base import Shape, State
-from .cast import Bf16, Fp16, Fp32
-from .sparse import SparseCodec, Sparsifier, as_selection, largest, largest_of, sampled_threshold, select_all
+from .base import Codec, Rounds, Shape, State, flag
+from .cast import Bf16
+from .select import as_selection, largest, largest_of, largest_resident, sampled_threshold, select_all, take_largest
+from .sparse import SparseCodec, Sparsifier
+from .stages import Round, RoundCost, Work
+
+if TYPE_CHECKING:
+    from ..exchange.request import Request
 
 _SAMPLE, _POSITIONS, _ROUND = 2, 3, 16  # purposes of folded keys
 _SMALL = 4096  # elements up to which every position is drawn, because short permutations are not random enough
+_WALK = 48  # steps after which one position in 2**48 is still outside
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class TopK(Sparsifier):
     """Keeps exactly the k = ratio * numel elements of largest magnitude; of equal ones the first.
 
@@ -39,6 +47,7 @@ class TopK(Sparsifier):
     """
 
     name: ClassVar[str] = "top_k"
+    examples: ClassVar[tuple[str, ...]] = ("top_k:0.01", "top_k:0.25,indices=int32")
 
     def _kept_energy(self, numel: int) -> float:
         return theory.top_k(numel, self.k(numel)) if numel else 1.0
@@ -46,8 +55,13 @@ class TopK(Sparsifier):
     def _select(self, x: Tensor, key: Key, state: State) -> Selection:
         return largest(x, self.k(x.numel()))
 
+    def _take_compensated(
+        self, gradient: Tensor, residual: Tensor, key: Key, state: State, decay: float
+    ) -> Selection | None:
+        return take_largest(gradient, residual, self.k(gradient.numel()), decay=decay)
 
-@dataclass(frozen=True, repr=False)
+
+@register
 class GaussianK(Sparsifier):
     """Keeps what exceeds the threshold that would keep k elements if they were Gaussian, as published.
 
@@ -68,6 +82,7 @@ class GaussianK(Sparsifier):
     """
 
     name: ClassVar[str] = "gaussian_k"
+    examples: ClassVar[tuple[str, ...]] = ("gaussian_k:0.01",)
 
     def capacity(self, numel: int) -> int:
         return min(numel, -(-4 * self.k(numel) // 3))
@@ -89,7 +104,7 @@ class GaussianK(Sparsifier):
         k, capacity = self.k(x.numel()), self.capacity(x.numel())
         threshold = self.first_threshold(x)
         if not math.isfinite(threshold):
-            return self._news(x, key)
+            return self._select_non_finite(x, key)
         for evaluation in (1, 2, 3):
             threshold = threshold if threshold > 0 else 0.0  # a negative mean: then everything that is not zero
             found = kernels.select(x, threshold, capacity=capacity)
@@ -100,8 +115,20 @@ class GaussianK(Sparsifier):
             threshold *= 0.5 if 3 * count < 2 * k else 1.5
         return found if count <= capacity else largest_of(kernels.select(x, threshold, capacity=count), capacity)
 
+    def _select_resident(self, x: Tensor, key: Key) -> Selection:
+        """The same rule in tensors; what fits beyond the threshold travels as zeros and stays in the memory."""
+        k = self.k(x.numel())
+        z = -NormalDist().inv_cdf(self.ratio / 2)
+        threshold = (x.mean() + z * x.std()).clamp(min=0.0)
+        for _ in (1, 2):
+            count = (x.abs() > threshold).sum()
+            threshold = threshold * torch.where(3 * count < 2 * k, 0.5, torch.where(3 * count > 4 * k, 1.5, 1.0))
+        found = largest_resident(x, self.capacity(x.numel()))
+        kept = (found.values.abs() > threshold) | ~found.values.isfinite()
+        return found._replace(values=torch.where(kept, found.values, 0.0))
 
-@dataclass(frozen=True, repr=False)
+
+@register
 class DgcK(Sparsifier):
     """Keeps at most k elements above a threshold taken from a sample, as in Deep Gradient Compression.
 
@@ -117,6 +144,7 @@ class DgcK(Sparsifier):
     """
 
     name: ClassVar[str] = "dgc_k"
+    examples: ClassVar[tuple[str, ...]] = ("dgc_k:0.01",)
 
     def _fewest(self, k: int) -> int:
         return -(-4 * k // 5)
@@ -137,7 +165,7 @@ class DgcK(Sparsifier):
         return largest(x, k)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class TrimmedK(Sparsifier):
     """Keeps exactly the k largest, found among the few above a threshold between mean and maximum of |x| (RedSync).
 
@@ -151,6 +179,7 @@ class TrimmedK(Sparsifier):
     """
 
     name: ClassVar[str] = "trimmed_k"
+    examples: ClassVar[tuple[str, ...]] = ("trimmed_k:0.01",)
     eps: float = field(default=0.2, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -166,7 +195,7 @@ class TrimmedK(Sparsifier):
         k = self.k(x.numel())
         top = float(kernels.block_abs_max(x, block=0))
         if not math.isfinite(top):
-            return self._news(x, key)
+            return self._select_non_finite(x, key)
         mean = min(top, float(x.abs().mean()))  # the sum in the mean may overflow
         for step in range(1, math.ceil(1 / self.eps)):
             threshold = mean + (1 - step * self.eps) * (top - mean)
@@ -210,6 +239,11 @@ def random_positions(numel: int, k: int, key: Key, *, device: torch.device | str
         bits = (numel - 1).bit_length()
         positions = _permuted(torch.arange(k, device=device), bits, key)
         # The permutation is of a power of two: whoever lands outside walks on along its cycle, which leads back inside.
+        if streams.resident(positions.device):
+            for _ in range(_WALK):  # more than half of them are inside after each step
+                positions = torch.where(positions < numel, positions, _permuted(positions, bits, key))
+            positions.remainder_(numel)
+            return positions.to(torch.int32).sort().values
         outside = (positions >= numel).nonzero().view(-1)
         while outside.numel():
             moved = _permuted(positions[outside], bits, key)
@@ -218,12 +252,12 @@ def random_positions(numel: int, k: int, key: Key, *, device: torch.device | str
     return positions.to(torch.int32).sort().values
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class RandomK(SparseCodec):
     """Keeps k random elements; positions do not travel, the receiver redraws them from the message's key.
 
     `ratio`: share of elements to keep. `shared`: every rank keeps the same positions (the draw's rank is ignored), so
-    that values can be all-reduced (`to_sum`, `from_sum`). `scaled`: values times d/k, which makes the codec unbiased
+    that values can be all-reduced. `scaled`: values times d/k, which makes the codec unbiased
     with variance d/k - 1; without, it contracts by k/d in expectation and wants error feedback. `values`: codec of the
     values. If any element is not finite, all values travel as NaN.
     Reference: Stich et al. 2018, Sparsified SGD with Memory, arXiv 1809.07599.
@@ -231,11 +265,10 @@ class RandomK(SparseCodec):
     >>> codec, x = random_k(0.5), torch.tensor([1.0, 2.0, 3.0, 4.0])
     >>> torch.stack([codec.decode(codec.encode(x, draw=Draw(step=i))) for i in range(1000)]).mean(0).round()
     tensor([1., 2., 3., 4.])
-    >>> codec.from_sum(2 * codec.to_sum(x), numel=4) / 2 == codec.decode(codec.encode(x))
-    tensor([True, True, True, True])
     """
 
     name: ClassVar[str] = "random_k"
+    examples: ClassVar[tuple[str, ...]] = ("random_k:0.1", "random_k:0.1,shared=false,scaled=false")
     shared: bool = field(default=True, kw_only=True)
     scaled: bool = field(default=True, kw_only=True)
 
@@ -244,8 +277,17 @@ class RandomK(SparseCodec):
         return self.scaled and self.values.unbiased
 
     @property
-    def linear(self) -> bool:  # type: ignore[override]
-        return self.shared and isinstance(self.values, (Fp32, Fp16, Bf16))
+    def sum_dtype(self) -> torch.dtype | None:  # type: ignore[override]
+        return self.values.sum_dtype if self.shared else None
+
+    def not_summable(self) -> str:
+        values = self.values if self.values.sum_dtype is not None else Bf16()
+        shared = dataclasses.replace(self, shared=True, values=values)
+        return f"messages of {self.spec()} cannot be added: write {shared.spec()}, or use all_gather"
+
+    def milder(self) -> list[Codec]:
+        unscaled = dataclasses.replace(self, scaled=False)
+        return [unscaled, *(dataclasses.replace(unscaled, values=values) for values in self.values.milder())]
 
     def omega(self, numel: int) -> float | None:
         """(1 + omega of the choice) (1 + omega of the values) - 1."""
@@ -255,7 +297,7 @@ class RandomK(SparseCodec):
         of_choice = theory.random_k(numel, self.k(numel)) if numel else 0.0
         return (1 + of_choice) * (1 + of_values) - 1
 
-    def delta(self, numel: int) -> float | None:
+    def delta(self, numel: int, *, shape: Shape | None = None) -> float | None:
         return None if self.scaled else super().delta(numel)
 
     def _kept_energy(self, numel: int) -> float:
@@ -266,31 +308,25 @@ class RandomK(SparseCodec):
 
     # -------------------------------------------------------------------------------------------------- messages
 
-    def _own(self, draw: Draw | None) -> Draw:
-        return dataclasses.replace(draw or Draw(), rank=0) if self.shared else draw or Draw()
-
-    def encode(self, x: Tensor, *, draw: Draw | None = None, state: State | None = None) -> Tensor:
-        return super().encode(x, draw=self._own(draw), state=state)
-
-    def encode_remembering(
-        self, memory: Tensor, gradient: Tensor, *, draw: Draw | None = None, state: State | None = None
-    ) -> Tensor:
-        return super().encode_remembering(memory, gradient, draw=self._own(draw), state=state)
-
-    def encode_taking(self, x: Tensor, *, draw: Draw | None = None, state: State | None = None) -> Tensor:
-        return super().encode_taking(x, draw=self._own(draw), state=state)
+    def own_draw(self, draw: Draw) -> Draw:
+        return dataclasses.replace(draw, rank=0) if self.shared else draw
 
     def _positions(self, numel: int, key: Key, device: torch.device) -> Tensor:
         return random_positions(numel, self.k(numel), key.fold(_POSITIONS), device=device)
 
     def _select(self, x: Tensor, key: Key, state: State) -> Selection:
         if not kernels.all_finite(x):
-            return self._news(x, key)
+            return self._select_non_finite(x, key)
         indices = self._positions(x.numel(), key, x.device)
         values = x[indices.to(torch.int64)]
         return as_selection(values * (x.numel() / indices.numel()) if self.scaled else values, indices)
 
-    def _news(self, x: Tensor, key: Key) -> Selection:
+    def _select_resident(self, x: Tensor, key: Key) -> Selection:
+        places = self._positions(x.numel(), key, x.device)
+        values = x[places.to(torch.int64)] * (x.numel() / places.numel() if self.scaled else 1.0)
+        return as_selection(torch.where(kernels.finite(x), values, math.nan), places)
+
+    def _select_non_finite(self, x: Tensor, key: Key) -> Selection:
         indices = self._positions(x.numel(), key, x.device)
         return as_selection(torch.full(indices.shape, math.nan, device=x.device), indices)
 
@@ -300,34 +336,30 @@ class RandomK(SparseCodec):
     def _assemble(self, found: Selection, body: Tensor, numel: int, key: Key, state: State) -> None:
         self._pack_values(found, body, self.k(numel), key, state)
 
-    def _take_apart(self, body: Tensor, numel: int, key: Key) -> tuple[Tensor, Tensor]:
+    def positions_and_values(self, body: Tensor, numel: int, key: Key) -> tuple[Tensor, Tensor]:
         return self._positions(numel, key, body.device), self._unpack_values(body, self.k(numel), key)
 
     # ---------------------------------------------------------------------------------------------- sums of ranks
 
-    def _summing(self) -> Fp32 | Fp16 | Bf16:
-        if not self.shared or not isinstance(self.values, (Fp32, Fp16, Bf16)):
-            raise OptionError(
-                f"messages of {self.spec()} cannot be added: use shared=True and fp32, bf16 or fp16 values"
-            )
-        return self.values
+    def rounds(self, request: Request, ranks: int) -> Rounds:
+        """Positions need no agreement: every rank draws the same."""
+        u, key = request.u, self.own_draw(request.draw).key()
+        chosen, _ = self._selected(u, key, {})
+        request.positions = chosen.indices
+        sent = self.values.to_sum(chosen.values * (1.0 / ranks))
+        if request.remembers:
+            kernels.scatter_add(u, chosen.indices, self.values.from_sum(sent) * -ranks)
+        total = yield Round(sent)
+        out = request.blank()
+        kernels.scatter_add(out, chosen.indices, self.values.from_sum(total))
+        return out if request.shard is None else out[request.shard], flag(total)
 
-    def chosen(self, x: Tensor, *, draw: Draw | None = None) -> Selection:
-        """Positions and values of flat float32 `x` that travel; if `shared`, all ranks choose the same positions."""
-        return self._select(x, self._own(draw).key(), {})
-
-    def to_sum(self, x: Tensor, *, draw: Draw | None = None, scale: Tensor | None = None) -> Tensor:
-        """The k values to all-reduce; every rank gives the same draw (its rank is ignored). No scale is needed."""
-        flat = x.detach().reshape(-1).to(torch.float32)
-        return self._summing().to_sum(self.chosen(flat, draw=draw).values)
-
-    def from_sum(self, total: Tensor, *, numel: int, draw: Draw | None = None) -> Tensor:
-        """The all-reduced values in their places, flat float32 of `numel` elements."""
-        out = torch.zeros(numel, dtype=torch.float32, device=total.device)
-        kernels.scatter_add(
-            out, self._positions(numel, self._own(draw).key(), out.device), self._summing().from_sum(total)
-        )
-        return out
+    def round_costs(self, numel: int, ranks: int, shapes: Sequence[Shape]) -> list[Work | RoundCost]:
+        assert self.sum_dtype is not None
+        kept = self.k(numel)
+        plain = self.sum_dtype == torch.float32
+        summed = RoundCost(self.sum_dtype.itemsize * kept, "sum", plain=plain)
+        return [Work("pass", numel), Work("encode", numel, self), summed, Work("add", kept, self)]
 
 
 top_k = TopK

@@ -1,4 +1,4 @@
-"""Our selector: the k largest in one pass a step, because the threshold of the last step nearly fits this one.
+"""Our selector: the k largest in one pass a step, because the threshold of the last step nearly fits.
 
 A pass collects every element above a threshold set a little too low (about 1.4 k of them), then the k largest of these
 few are kept and the others go back. That yields the k-th magnitude of this step, its local slope and its trend, from
@@ -10,16 +10,18 @@ of the count, which is why a threshold alone cannot hold a target and the publis
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import kernels, theory
 from ..kernels import Selection
+from ..recipe.registry import register
 from ..rng import Key
 from .base import State
-from .sparse import Sparsifier, as_selection, largest, non_finite, sampled_threshold
+from .select import as_selection, largest, non_finite, sampled_threshold
+from .sparse import Sparsifier
 
 _AIM = 1.2  # candidates per element wanted: few enough to be cheap, enough to hold k almost always
 _ROOM = 4.0  # candidates per element wanted that fit in the buffer
@@ -74,7 +76,7 @@ def follow(state: State, *, k: int, count: int, cut: float, repeated: bool) -> N
     state.update(threshold=following, slope=slope, trend=trend, last=cut)
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class ThresholdK(Sparsifier):
     """Keeps the k largest of d elements (up to ties within 2**-18 of magnitude) in one pass over the data.
 
@@ -90,7 +92,8 @@ class ThresholdK(Sparsifier):
     tensor([ 0., -5.,  0.,  0.])
     """
 
-    name = "threshold_k"
+    name: ClassVar[str] = "threshold_k"
+    examples: ClassVar[tuple[str, ...]] = ("threshold_k:0.01",)
 
     def new_state(self) -> State:
         """Threshold, slope and trend; `steps` and `passes` count, so that passes / steps is the price."""
@@ -113,20 +116,18 @@ class ThresholdK(Sparsifier):
         found = kernels.select(x, state["threshold"], capacity=_room(self.k(x.numel()), x.numel()))
         return self._finish(x, found, key, state, memory=None)
 
-    def _select_remembering(self, memory: Tensor, gradient: Tensor, key: Key, state: State) -> Selection:
-        numel = memory.numel()
-        k = self.k(numel)
-        if k == numel:
-            return super()._select_remembering(memory, gradient, key, state)
+    def _take_compensated(
+        self, gradient: Tensor, residual: Tensor, key: Key, state: State, decay: float
+    ) -> Selection | None:
+        numel, k = gradient.numel(), self.k(gradient.numel())
         if state["threshold"] < 0:
             stride = 63 if numel > 1 << 16 else 1  # a sum of samples is the sample of the sum
-            thinned = memory[::stride] + gradient[::stride].to(torch.float32)
+            thinned = torch.add(gradient[::stride], residual[::stride], alpha=decay)
             state["threshold"] = _sample(thinned, _aim(k) / numel * thinned.numel(), key)
-        found = kernels.select_ef(memory, gradient, state["threshold"], capacity=_room(k, numel))
-        chosen = self._finish(memory, found, key, state, memory=memory)
-        if not kernels.all_finite(chosen.values):
-            memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        return chosen
+        found = kernels.select_ef(
+            residual, gradient, state["threshold"], capacity=_room(k, numel), out=gradient, decay=decay
+        )
+        return self._finish(gradient, found, key, state, memory=gradient)
 
     def _finish(self, x: Tensor, found: Selection, key: Key, state: State, *, memory: Tensor | None) -> Selection:
         """From candidates to the k largest; repeats the selection if there are far too few or too many candidates."""

@@ -1,8 +1,10 @@
-"""The collectives of a torch.distributed group. The only module that calls them."""
+"""The collectives of a torch.distributed group. No other module calls them."""
 
 from __future__ import annotations
 
 import contextlib
+import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import ModuleType
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d
 
 from ..errors import ExchangeError, OptionError
 from .network import FEW_RANKS, SMALL_SUM, Network, Op, Wait, Waiter, size_of
@@ -22,6 +25,7 @@ _NAMES = {
     "all_gather": ("all_gather_single", "all_gather_into_tensor"),
     "all_to_all": ("all_to_all_single",),
     "broadcast": ("broadcast",),
+    "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
     "swap": ("batch_isend_irecv",),
 }
 
@@ -52,13 +56,18 @@ class Communicator(Network):
     >>> destroy_process_group()
     """
 
+    between_processes = True
+
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
             raise OptionError("there is no process group: call torch.distributed.init_process_group first")
         self._group: dist.ProcessGroup | None = dist.group.WORLD if group is None else group
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._own = False
-        self._sends_directly = self.world_size <= FEW_RANKS and "gloo" in dist.get_backend(self._group)
+        self.backend = dist.get_backend(self._group)
+        self._sends_directly = self.world_size <= FEW_RANKS and "gloo" in self.backend
+        if "gloo" not in self.backend and torch.cuda.is_available():
+            self.device = torch.device("cuda", torch.cuda.current_device())
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -75,7 +84,10 @@ class Communicator(Network):
                 return found
         return None
 
-    def twin(self) -> Communicator:
+    def control(self) -> Communicator:
+        return self if self.device.type == "cpu" else self.twin(backend="gloo")
+
+    def twin(self, *, backend: str | None = None) -> Communicator:
         """Another group of the same ranks, for another thread; all ranks call it at the same place.
 
         It shares the timeout but no queue, so that two threads can each keep their own order.
@@ -84,14 +96,26 @@ class Communicator(Network):
         # Ranks outside a subgroup do not know that its members make another one.
         alone = len(ranks) != dist.get_world_size()
         try:
-            group = dist.new_group(
-                ranks, timeout=self.timeout, backend=dist.get_backend(self.group), use_local_synchronization=alone
-            )
+            with _named(self._agreed_name()) if alone else contextlib.nullcontext():
+                group = dist.new_group(
+                    ranks, timeout=self.timeout, backend=backend or self.backend, use_local_synchronization=alone
+                )
         except RuntimeError as failure:
             raise self.failure("new_group", failure) from failure
         twin = Communicator(group)
         twin._own = True
         return twin
+
+    def _agreed_name(self) -> str:
+        """A name that no group had before, the same on all ranks."""
+        drawn = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8).to(self.device)
+        return "thinwire-" + bytes(self.broadcast(drawn, source=0).tolist()).hex()
+
+    def abort(self) -> None:
+        """On a device: end what is under way, so that torch's watchdog finds nothing for which to end the process."""
+        if self.device.type == "cuda" and self._group is not None:
+            with contextlib.suppress(RuntimeError, AttributeError):  # whatever state it is in, it is given up
+                self._group._get_backend(self.device).abort()
 
     def close(self) -> None:
         """Release the connections, if this communicator made them."""
@@ -107,7 +131,8 @@ class Communicator(Network):
         return Waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True))
 
     def _all_reduce_soon(self, tensor: Tensor, op: Op) -> Wait:
-        if self._sends_directly and tensor.is_contiguous() and 0 < size_of(tensor) <= SMALL_SUM:
+        direct = self._sends_directly and tensor.device.type == "cpu"
+        if direct and tensor.is_contiguous() and 0 < size_of(tensor) <= SMALL_SUM:
             return _TwoTrips(self, tensor.view(-1), op).wait
         return self._all_reduce(tensor, op)
 
@@ -117,6 +142,11 @@ class Communicator(Network):
             rows = tensor.view(1, -1).expand(self.world_size, -1).contiguous()
             return self._all_to_all(flat.view_as(rows), rows)
         return Waiter(collective("all_gather")(flat, tensor.view(-1), group=self.group, async_op=True))
+
+    def _reduce_scatter(self, out: Tensor, rows: Tensor) -> Wait | None:
+        if "nccl" not in self.backend or rows.device.type != "cuda":
+            return None
+        return Waiter(collective("reduce_scatter")(out, rows.view(-1), group=self.group, async_op=True))
 
     def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait:
         return Waiter(collective("all_to_all")(out, rows, group=self.group, async_op=True))
@@ -138,6 +168,26 @@ class Communicator(Network):
                 work.wait()
 
         return wait
+
+
+_naming = threading.Lock()
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Groups made in this block have this name.
+
+    Torch names a group of some ranks by the number of groups that this process is in. Ranks that are in different
+    numbers of groups never meet, and a name that was used before leads to addresses of a group that is gone.
+    """
+    module: Any = distributed_c10d
+    with _naming:
+        before = module._process_group_name
+        module._process_group_name = lambda ranks, use_hashed_name: name
+        try:
+            yield
+        finally:
+            module._process_group_name = before
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Ranks in one process: collectives between threads, added in rank order. For trying out and for tests."""
+"""Collectives between threads of one process, added in rank order: for experiments and tests."""
 
 from __future__ import annotations
 

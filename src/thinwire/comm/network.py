@@ -1,4 +1,4 @@
-"""The collectives that exchanges use, with a count of bytes and seconds, whatever carries them.
+"""The interface of collectives that exchanges use, with a count of bytes and seconds.
 
 Bytes are what this rank sends under the textbook algorithm (ring all-reduce and all-gather, direct all-to-all), so that
 they can be predicted; a broadcast is counted as the mean over the ranks.
@@ -11,13 +11,15 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Literal
+from datetime import timedelta
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import ExchangeError, OptionError
+from . import streams
 
 Op = Literal["sum", "max"]
 Wait = Callable[[], object]
@@ -47,7 +49,13 @@ class Pending:
         self._network, self._kind, self._sent, self._wait = network, kind, sent, wait
         self._result = result
         self._begin = time.perf_counter()
-        self._end = _End.of(wait) if network.spans is not None else None
+        self._on_device = wait is not None and streams.resident(result.device)
+        self._event = streams.active().record(result.device) if self._on_device else None
+        self._end = _End.of(wait) if network.spans is not None and not self._on_device else None
+
+    def done(self) -> bool:
+        """Whether it is over, where that is known without waiting."""
+        return not isinstance(self._wait, Waiter) or bool(self._wait.work.is_completed())
 
     def wait(self) -> Tensor:
         wait, self._wait = self._wait, None
@@ -57,8 +65,12 @@ class Pending:
             except RuntimeError as failure:
                 raise self._network.failure(self._kind, failure) from failure
             finally:
-                ended = None if self._end is None else self._end.at
-                self._network._count(self._kind, self._sent, self._begin, ended)
+                if self._on_device:  # the stream waits, the host does not: only events tell how long it took
+                    end = streams.active().record(self._result.device)
+                    self._network._count_on_device(self._kind, self._sent, self._event, end)
+                else:
+                    ended = None if self._end is None else self._end.at
+                    self._network._count(self._kind, self._sent, self._begin, ended)
         return self._result
 
 
@@ -83,6 +95,9 @@ class _End:
 class Network(ABC):
     """Collectives over `world_size` ranks, of which this is `rank`. All ranks call the same ones in the same order."""
 
+    between_processes: ClassVar[bool] = False
+    device: torch.device = torch.device("cpu")  # where what ranks tell each other lies
+
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -91,6 +106,8 @@ class Network(ABC):
         self._traffic: dict[str, Traffic] = {}
         self._counted_until = 0.0
         self._lock = threading.Lock()
+        self._device_spans: list[tuple[str, Any, Any]] = []  # kind, begin and end as events, until these have happened
+        self._anchor: tuple[Any, float] | None = None  # an event and when it was recorded
 
     # ------------------------------------------------------------------------------------------- collectives
 
@@ -135,6 +152,24 @@ class Network(ABC):
         """Row j goes to rank j; what comes back has the row from rank j in place j."""
         return self.start_all_to_all(rows, out=out).wait()
 
+    def reduce_scatter(self, rows: Tensor) -> Tensor:
+        """The sum over the ranks of this rank's row; half of what an all-reduce of the rows sends."""
+        if rows.shape[0] != self.world_size:
+            raise OptionError(f"reduce_scatter needs one row for each of {self.world_size} ranks, got {rows.shape[0]}")
+        if self.world_size == 1:
+            return rows[0]
+        sent = size_of(rows) * (self.world_size - 1) // self.world_size
+        out = torch.empty_like(rows[0])
+        direct = self._reduce_scatter(out, rows.contiguous())
+        if direct is not None:
+            return self._start("reduce_scatter", sent, out, lambda: direct).wait()
+        # gloo adds few types: send the rows and add them here, floats in float32, in rank order.
+        received = self.all_to_all(rows)
+        total = received[0].to(torch.float32) if rows.is_floating_point() else received[0].clone()
+        for row in received[1:]:
+            total += row
+        return total
+
     def broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
         """`tensor`, in place, as rank `source` has it."""
         sent = size_of(tensor) * (self.world_size - 1) // self.world_size
@@ -146,8 +181,21 @@ class Network(ABC):
             sent = sum(map(size_of, outgoing.values()))
             self._start("swap", sent, torch.empty(0), lambda: self._swap(outgoing, incoming)).wait()
 
+    @property
+    def timeout(self) -> timedelta | None:
+        """How long a collective may take, where that is known."""
+        return None
+
+    def control(self) -> Network:
+        """A network of the same ranks for values that the host reads: this one, unless its tensors are on a device."""
+        return self
+
+    def abort(self) -> None:  # noqa: B027  # most networks have nothing to give up
+        """Let no collective under way be waited for any longer: a rank is lost."""
+
     def take_spans(self) -> list[tuple[float, float]]:
         """Begin and end of the collectives since the last call, if `spans` is a list."""
+        self._harvest()
         with self._lock:
             spans, self.spans = self.spans or [], None if self.spans is None else []
             return spans
@@ -181,6 +229,10 @@ class Network(ABC):
     @abstractmethod
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait: ...
 
+    def _reduce_scatter(self, out: Tensor, rows: Tensor) -> Wait | None:
+        """None where the network has no such collective for this type."""
+        return None
+
     @abstractmethod
     def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait: ...
 
@@ -203,9 +255,33 @@ class Network(ABC):
             traffic.seconds += now - max(begin, self._counted_until)  # time with several under way passes once
             self._counted_until = now
 
+    def _count_on_device(self, kind: str, sent: int, begin: Any, end: Any) -> None:
+        with self._lock:
+            self._anchor = self._anchor or (begin, time.perf_counter())
+            self._device_spans.append((kind, begin, end))
+            traffic = self._traffic.setdefault(kind, Traffic())
+            traffic.calls += 1
+            traffic.bytes += sent
+
+    def _harvest(self) -> None:
+        """Count the seconds of collectives on a device that are over by now."""
+        with self._lock:
+            clock, waiting = streams.active(), []
+            for kind, begin, end in self._device_spans:
+                if not clock.passed(end):
+                    waiting.append((kind, begin, end))
+                    continue
+                self._traffic[kind].seconds += clock.seconds(begin, end)
+                if self.spans is not None and self._anchor is not None:
+                    event, at = self._anchor
+                    self.spans.append((at + clock.seconds(event, begin), at + clock.seconds(event, end)))
+            self._device_spans = waiting
+
     @property
     def traffic(self) -> Traffic:
         """Everything so far; subtract two of them to know what went between."""
+        if self._device_spans:
+            self._harvest()
         with self._lock:
             kinds = list(self._traffic.values())
             return Traffic(sum(t.calls for t in kinds), sum(t.bytes for t in kinds), sum(t.seconds for t in kinds))

@@ -1,4 +1,4 @@
-"""Streams and events of a device. All of thinwire reaches them here, so that tests can put a fake in their place.
+"""Streams and events of a device, reached by all of thinwire through this module, so that tests can replace them.
 
 A device is *resident* if its values stay on it within a step: code that runs on such a device enqueues work and never
 reads a value on the host. CUDA is resident, the CPU is not.
@@ -36,6 +36,12 @@ class Streams(Protocol):
     def passed(self, event: Any) -> bool:
         """Whether the event has happened. Does not wait."""
 
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Between two events that have happened."""
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """Begin to copy a small tensor to the host, after what the current stream has to do. Does not wait."""
+
 
 class CudaStreams:
     """The streams of torch.cuda; on other devices nothing is resident and nothing has to wait."""
@@ -52,7 +58,7 @@ class CudaStreams:
         return torch.cuda.stream(self._side[device])
 
     def record(self, device: torch.device) -> torch.cuda.Event:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         return event
 
@@ -64,6 +70,13 @@ class CudaStreams:
 
     def passed(self, event: torch.cuda.Event) -> bool:
         return bool(event.query())  # type: ignore[no-untyped-call]
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
 
 
 class _Active:
@@ -94,6 +107,12 @@ def replaced(streams: Streams) -> Iterator[Streams]:
         yield streams
     finally:
         _Active.streams = before
+
+
+def finish(device: torch.device) -> None:
+    """Let the host wait for everything on a device: before a step is timed, never within one."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def wait_until_passed(event: Any, *, seconds: float, poll: float = 0.001) -> bool:

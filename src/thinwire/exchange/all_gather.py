@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .. import kernels
-from ..codecs.base import Codec, Shape
-from ..codecs.sparse import SparseCodec
+from ..codecs.base import Codec, Shape, flag
+from ..codecs.stages import Work
 from ..comm.network import Network
-from .base import Cargo, Delivery, Exchange, delivered, exact_beside, message_bytes, start_mean
-from .script import Op, Script, Send, Wait, Work
+from ..recipe.registry import register
+from .base import Exchange, message_bytes, shard_result, start_mean
+from .first_shot import first_shot
+from .request import Message, Request, Result, result
+from .script import Op, Script, Send, Wait, exact_beside
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@register
 class AllGather(Exchange):
     """Every rank gets every message and adds them in rank order: for any codec; traffic grows with the ranks.
 
     >>> from thinwire.codecs import top_k
     >>> AllGather().accepts(top_k(0.01)) is None
     True
-    >>> AllGather().sent_bytes(top_k(0.01), 1_000_000, world_size=4) == 3 * top_k(0.01).wire_bytes(1_000_000)
+    >>> AllGather().sent_bytes(top_k(0.01), 1_000_000, world_size=4) == 3 * top_k(0.01).message_bytes(1_000_000)
     True
     """
 
@@ -40,52 +42,58 @@ class AllGather(Exchange):
         if not numel:
             return [*ops, *end]
         rows = len(shapes) if codec.needs_shape else 1
-        kept = codec.capacity(numel) if isinstance(codec, SparseCodec) else numel
         ops.append(Work("encode", numel, codec, rows))
         ops.append(Send("all_gather", message_bytes(codec, numel, shapes), "messages"))
         ops.append(Work("pass", numel // 2))  # zeros: half of a pass, as they are only written
         ops.append(Wait("messages"))
-        ops.append(Work("add", world_size * kept, codec, world_size * rows))
-        if not isinstance(codec, SparseCodec):
+        ops.append(Work("add", world_size * codec.capacity(numel), codec, world_size * rows))
+        if not codec.sparse:
             ops.append(Work("pass", 2 * numel))
         return [*ops, *end]
 
-    def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
-        exact = start_mean(cargo.exact, network)
-        messages = self._encoded(codec, cargo)
+    def mean(self, codec: Codec, request: Request, network: Network) -> Result:
+        if request.shards is not None and not codec.needs_shape:
+            return shard_result(first_shot(codec, request, network), request, network)
+        exact = start_mean(request.exact, network)
+        messages = list(request.messages(codec))
         if not messages:
-            return delivered(cargo.blank(), exact())
-        sizes = [message.numel() for message in messages]
-        gathered = network.start_all_gather(torch.cat(messages) if len(messages) > 1 else messages[0])
-        out = cargo.blank()  # meanwhile
+            return result(request.blank(), exact())
+        sizes = [message.size(codec) for message in messages]
+        mine = torch.empty(sum(sizes), dtype=torch.uint8, device=request.gradient.device)
+        for message, row in zip(messages, torch.split(mine, sizes), strict=True):
+            body = codec.body_bytes(message.numel, shape=message.shape)
+            row[body:] = 0
+            request.write(codec, message, row[:body])
+        gathered = network.start_all_gather(mine)
+        out = request.blank()  # meanwhile
         rows = gathered.wait()
-        if isinstance(codec, SparseCodec):
-            finite = self._scatter(codec, cargo, rows, out, network.rank)
-            return delivered(out, exact(), finite=finite)
-        for row in rows:
-            place = 0
-            for (x, _, _, shape), size in zip(cargo.messages(codec), sizes, strict=True):
-                start = x.storage_offset() - cargo.u.storage_offset()
-                codec.add(row[place : place + size], out[start : start + x.numel()], shape=shape)
-                place += size
-        return delivered(out.mul_(1.0 / network.world_size), exact())
+        known = None
+        if codec.sparse:
+            known = _scatter(codec, request, rows, out, messages[0], network.rank)
+        else:
+            for sender, row in enumerate(rows):
+                for message, part in zip(messages, torch.split(row, sizes), strict=True):
+                    written = part[: codec.body_bytes(message.numel, shape=message.shape)]
+                    codec.add_body(written, out[message.place], message.key(codec, rank=sender), message.shaped())
+            out.mul_(1.0 / network.world_size)
+        if request.shards is None:
+            return result(out, exact(), known=known)
+        known = flag(out) if known is None else known  # of all shards
+        return result(out[request.shards[network.rank]], exact(), known=known)
 
-    @staticmethod
-    def _encoded(codec: Codec, cargo: Cargo) -> list[Tensor]:
-        encode = codec.encode_taking if cargo.remembers else codec.encode
-        return [encode(x, draw=draw, state=state) for x, draw, state, _ in cargo.messages(codec)]
 
-    @staticmethod
-    def _scatter(codec: SparseCodec, cargo: Cargo, rows: Tensor, out: Tensor, rank: int) -> bool:
-        """Add what was received, and nothing else is touched; whether all of it was finite."""
-        finite = True
-        for sender, row in enumerate(rows):
-            positions, values = codec.decode_sparse(row, numel=out.numel())
-            finite &= kernels.all_finite(values)
-            kernels.scatter_add(out, positions, values * (1.0 / len(rows)))
-            if sender == rank:
-                cargo.positions = positions
-        return finite
+def _scatter(codec: Codec, request: Request, rows: Tensor, out: Tensor, message: Message, rank: int) -> bool | Tensor:
+    """Add what was received, and nothing else is touched; whether all of it was finite."""
+    finite: bool | Tensor = True
+    size = codec.body_bytes(message.numel)
+    for sender, row in enumerate(rows):
+        key = message.key(codec, rank=sender)
+        positions, values = codec.positions_and_values(row[:size], out.numel(), key)
+        finite = flag(values) & finite
+        kernels.scatter_add(out, positions, values * (1.0 / len(rows)))
+        if sender == rank:
+            request.positions = positions
+    return finite
 
 
 all_gather = AllGather

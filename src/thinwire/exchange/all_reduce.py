@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .. import kernels
 from ..codecs.base import Codec, Shape
-from ..codecs.cast import Bf16, Fp8, Fp16, Fp32
-from ..codecs.global_qsgd import GlobalQsgd
-from ..codecs.low_rank import LowRank
-from ..codecs.quantize import Natural
-from ..codecs.sparsify import RandomK
-from ..comm.network import Network
-from . import factors, global_scale
-from .base import FLOATS, Cargo, Delivery, Exchange, delivered, exact_beside
-from .script import Op, Script, Wait, Work, awaited_sum
+from ..codecs.stages import Round
+from ..comm.network import Network, Pending
+from ..recipe.registry import register
+from .base import Exchange, shard_result, start_mean
+from .request import Request, Result, result
+from .script import Script, of_rounds
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@register
 class AllReduce(Exchange):
-    """The network adds the messages: for dense tensors and for codecs whose messages can be added.
-
-    Numbers are divided by the number of ranks before they are added, so that a sum leaves its type only if the mean
-    does. `global_qsgd` agrees on a scale first; `low_rank` averages its two factors one after the other.
+    """The network adds the messages: for every codec that declares `sum_dtype`, in the rounds that it defines.
 
     >>> from thinwire.codecs import bf16, top_k
     >>> AllReduce().accepts(bf16()) is None
@@ -38,117 +30,90 @@ class AllReduce(Exchange):
     """
 
     name = "all_reduce"
+    sums = True
 
     def accepts(self, codec: Codec) -> str | None:
-        if codec.linear:
-            return None
-        if isinstance(codec, RandomK):
-            values = codec.values if isinstance(codec.values, FLOATS) else Bf16()
-            shared = dataclasses.replace(codec, shared=True, values=values)
-            return f"messages of {codec.spec()} cannot be added: write {shared.spec()}, or use all_gather"
-        if codec.sparse:
-            return (
-                f"{codec.name} keeps other positions on every rank, so its messages cannot be added: "
-                "use all_gather, or shared_top_k"
-            )
-        if isinstance(codec, (Fp8, Natural)):
-            return f"the network cannot add numbers in {codec.name}: use bf16, all_gather or two_shot"
-        return (
-            f"{codec.name} writes the values of every rank on a scale of its own, so its messages cannot be added: "
-            "use global_qsgd, all_gather or two_shot"
-        )
+        return codec.not_summable() if codec.sum_dtype is None else None
 
     def refuses(self, codec: Codec, *, world_size: int, remembers: bool) -> str | None:
-        if isinstance(codec, GlobalQsgd):
-            return global_scale.refusal(codec, world_size, remembers)
-        return None
+        return codec.refuses_ranks(world_size, remembers=remembers)
 
     def script(
         self, codec: Codec, numel: int, *, world_size: int, exact: int = 0, shapes: Sequence[Shape] = ()
     ) -> Script:
-        if isinstance(codec, GlobalQsgd):
-            return global_scale.script(codec, numel, world_size=world_size, exact=exact)
-        if isinstance(codec, LowRank):
-            return factors.script(codec, world_size=world_size, exact=exact, shapes=shapes)
-        if isinstance(codec, RandomK):
-            kept, floats = codec.k(numel) if numel else 0, codec.values
-            assert isinstance(floats, FLOATS)
-            before: list[Op] = [Work("pass", numel), Work("encode", numel, codec)]
-            return [*before, *floats_sum(floats, kept, exact, world_size), Work("add", kept, codec)]
-        assert isinstance(codec, FLOATS)
-        passes = 1 if isinstance(codec, Fp32) else 2
-        after: list[Op] = [Work("pass", passes * numel)]  # and whether all is finite
-        return [Work("pass", passes * numel), *floats_sum(codec, numel, exact, world_size), *after]
+        costs = codec.round_costs(numel, world_size, shapes) if numel else []
+        return of_rounds(costs, ranks=world_size, exact=exact)
 
-    def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
-        if isinstance(codec, GlobalQsgd):
-            return global_scale.mean(codec, cargo, network)
-        if isinstance(codec, LowRank):
-            return factors.mean(codec, cargo, network)
-        if isinstance(codec, RandomK):
-            return _random_mean(codec, cargo, network)
-        assert isinstance(codec, FLOATS)
-        return _dense_mean(codec, cargo, network)
+    def mean(self, codec: Codec, request: Request, network: Network) -> Result:
+        if not request.numel:
+            return result(request.blank(), start_mean(request.exact, network)())
+        exact = request.exact * (1.0 / network.world_size)
+        rounds = codec.rounds(request, network.world_size)
+        current = next(rounds)
+        total, exact = _first(current, exact, request, network)
+        while True:
+            try:
+                current = rounds.send(total)
+            except StopIteration as end:
+                mean, known = end.value
+                if known is None and request.shards is not None:
+                    return shard_result(mean, request, network)
+                return result(mean, exact, known=known)
+            total = _combined(current, request, network)
 
 
-def floats_sum(codec: Fp32 | Fp16 | Bf16, values: int, exact: int, world_size: int) -> list[Op]:
-    """The script of a `FloatSum`; its last word is a `Wait`."""
-    if not values:
-        return [*exact_beside(exact), Wait("exact")] if exact else []
-    if isinstance(codec, Fp32):
-        return awaited_sum(4 * (values + exact), world_size, "sum")
-    summed = awaited_sum(codec.dtype.itemsize * values, world_size, "sum")
-    return [*exact_beside(exact), *summed, Wait("exact")] if exact else summed
+def _first(current: Round, exact: Tensor, request: Request, network: Network) -> tuple[Tensor, Tensor]:
+    """The first round, and the exact elements: in one message where both are float32 sums, else at the same time."""
+    extra = exact if current.beside is None else torch.cat((current.beside, exact))
+    if not extra.numel():
+        return _combined(current, request, network), exact
+    tensor, whole = current.tensor, request.shards is None or not current.elementwise
+    if current.op == "sum" and current.add is None and tensor.dtype == torch.float32 and whole:
+        both = network.start_all_reduce(torch.cat((tensor.view(-1), extra)), soon=True).wait()
+        total, extra = both[: tensor.numel()].view_as(tensor), both[tensor.numel() :]
+    else:
+        pending: Pending = network.start_all_reduce(extra)
+        total = _combined(current, request, network)
+        extra = pending.wait()
+    if current.beside is not None:
+        cut = current.beside.numel()
+        current.beside, extra = extra[:cut], extra[cut:]
+    return total, extra
 
 
-class FloatSum:
-    """Both added up over the ranks: `values` as they come from `codec.to_sum`, `exact` in float32.
-
-    In float32 they travel as one message; else both are under way at the same time.
-    """
-
-    def __init__(self, codec: Fp32 | Fp16 | Bf16, values: Tensor, exact: Tensor, network: Network) -> None:
-        self._values, self._exact = values, exact
-        self._whole = self._beside = self._summed = None
-        if isinstance(codec, Fp32) and values.numel() and exact.numel():
-            self._whole = network.start_all_reduce(torch.cat((values, exact)), soon=True)
-            return
-        self._beside = network.start_all_reduce(exact) if exact.numel() else None
-        self._summed = network.start_all_reduce(values, soon=True) if values.numel() else None
-
-    def wait(self) -> tuple[Tensor, Tensor]:
-        if self._whole is not None:
-            whole = self._whole.wait()
-            return whole[: self._values.numel()], whole[self._values.numel() :]
-        values = self._values if self._summed is None else self._summed.wait()
-        return values, self._exact if self._beside is None else self._beside.wait()
+def _combined(current: Round, request: Request, network: Network) -> Tensor:
+    """What ranks make of one round's tensor."""
+    if current.add is not None:
+        return _added_in_a_tree(current, network)
+    if request.shards is not None and current.elementwise:
+        return _scattered(current.tensor, request.shards, network)
+    return network.start_all_reduce(current.tensor, op=current.op, soon=True).wait()
 
 
-def _dense_mean(codec: Fp32 | Fp16 | Bf16, cargo: Cargo, network: Network) -> Delivery:
-    n = network.world_size
-    shares = torch.mul(cargo.u, 1.0 / n, out=cargo.out)
-    sent = shares if isinstance(codec, Fp32) else codec.to_sum(shares)
-    if cargo.remembers:
-        cargo.u.sub_(sent.to(torch.float32), alpha=n)
-    total, exact = FloatSum(codec, sent, cargo.exact * (1.0 / n), network).wait()
-    return delivered(total if total is sent is shares else shares.copy_(total), exact)
+def _scattered(tensor: Tensor, shards: Sequence[slice], network: Network) -> Tensor:
+    """The sum of this rank's shard: half of what an all-reduce sends."""
+    size: int = shards[0].stop - shards[0].start
+    rows = tensor.new_zeros(network.world_size, size)
+    rows.view(-1)[: tensor.numel()] = tensor
+    mine = shards[network.rank]
+    return network.reduce_scatter(rows)[: mine.stop - mine.start]
 
 
-def _random_mean(codec: RandomK, cargo: Cargo, network: Network) -> Delivery:
-    """Positions need no agreement: every rank draws the same."""
-    n = network.world_size
-    values, exact, out = codec.values, cargo.exact * (1.0 / n), cargo.blank()
-    assert isinstance(values, FLOATS)
-    if cargo.u.numel() == 0:
-        return delivered(out, FloatSum(values, cargo.u, exact, network).wait()[1])
-    chosen = codec.chosen(cargo.u, draw=cargo.draw)
-    cargo.positions = chosen.indices
-    sent = values.to_sum(chosen.values * (1.0 / n))
-    if cargo.remembers:
-        kernels.scatter_add(cargo.u, chosen.indices, values.from_sum(sent) * -n)
-    total, exact = FloatSum(values, sent, exact, network).wait()
-    kernels.scatter_add(out, chosen.indices, values.from_sum(total))
-    return delivered(out, exact, finite=kernels.all_finite(total))
+def _added_in_a_tree(current: Round, network: Network) -> Tensor:
+    """The sum of codes that a network cannot add: every piece is added by one rank, neighbour with neighbour."""
+    n, codes, add = network.world_size, current.tensor, current.add
+    if n == 1 or add is None:
+        return codes
+    rows = codes.new_zeros(n, -(-codes.numel() // n))
+    rows.view(-1)[: codes.numel()] = codes
+    left, number = list(network.all_to_all(rows)), 0
+    while len(left) > 1:
+        level = []
+        for a, b in zip(left[::2], left[1::2], strict=False):
+            level.append(add(a, b, number))
+            number += 1
+        left = level + left[2 * len(level) :]
+    return network.all_gather(left[0]).view(-1)[: codes.numel()]
 
 
 all_reduce = AllReduce

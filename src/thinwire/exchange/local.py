@@ -1,19 +1,20 @@
-"""Local: the exchange of recipes that are tried out in one process."""
+"""Local: the exchange of recipes that run with all ranks in one process."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from ..codecs.base import Codec, Shape
 from ..comm.network import Network
+from ..recipe.registry import register
 from .all_gather import AllGather
 from .all_reduce import AllReduce
-from .base import Cargo, Delivery, Exchange
+from .base import Exchange
+from .request import Request, Result
 from .script import Script
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@register
 class Local(Exchange):
     """Stands in for a network: all ranks in one process (`LocalGroup`), to try a recipe before there are processes.
 
@@ -29,6 +30,9 @@ class Local(Exchange):
     def accepts(self, codec: Codec) -> str | None:
         return None
 
+    def refuses(self, codec: Codec, *, world_size: int, remembers: bool) -> str | None:
+        return "local stays in one process: end the recipe with all_gather or all_reduce instead"
+
     def _like(self, codec: Codec) -> Exchange:
         return AllGather() if AllReduce().accepts(codec) else AllReduce()
 
@@ -37,8 +41,8 @@ class Local(Exchange):
     ) -> Script:
         return self._like(codec).script(codec, numel, world_size=world_size, exact=exact, shapes=shapes)
 
-    def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
-        return self._like(codec).mean(codec, cargo, network)
+    def mean(self, codec: Codec, request: Request, network: Network) -> Result:
+        return self._like(codec).mean(codec, request, network)
 
 
 local = Local

@@ -5,24 +5,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..codecs.base import Codec, Shape
-from ..codecs.low_rank import LowRank
+from ..codecs.stages import Work
 from ..comm.network import Network, Pending
 from ..errors import OptionError
-from .base import EXACT_BYTES, Cargo, Delivery, Exchange, delivered, sum_rows
-from .script import Op, Script, Send, Wait, Work
+from ..recipe.registry import register
+from ..rng import Key
+from .base import Exchange, shard_result, sum_rows
+from .first_shot import GRAIN, add_rows, first_shot, own_piece, pieces, write_rows
+from .request import Request, Result, result
+from .script import EXACT_BYTES, Op, Script, Send, Wait
 
-_GRAIN = 1024  # pieces are multiples of this many elements, which all blocks and rotations divide
 _MOST_WAVES = 3
 _WORTH_A_WAVE = 1 << 16  # elements of one rank's piece: a message of fewer costs more to handle than to send
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@register
 class TwoShot(Exchange):
     """Each rank adds one piece in float32 and sends it back compressed: as many bytes for any number of ranks.
 
@@ -39,6 +42,7 @@ class TwoShot(Exchange):
     """
 
     name = "two_shot"
+    measures = False  # what it keeps back lies with the owner of a piece
 
     back: int = 0
     feedback: bool = dataclasses.field(default=False, kw_only=True)
@@ -55,13 +59,16 @@ class TwoShot(Exchange):
                 f"two_shot sends back a sum, which is no longer sparse after {codec.name}: "
                 f"write {codec.spec()}|two_shot:feedback=true, or use all_gather or shared_top_k"
             )
-        if isinstance(codec, LowRank):
-            return "two_shot cuts a tensor into pieces, and low_rank needs the whole matrix: use all_reduce"
+        if codec.needs_shape:
+            return f"two_shot cuts a tensor into pieces, and {codec.name} needs the whole matrix: use all_reduce"
         try:
             self.codec_back(codec)
         except OptionError as refusal:
             return str(refusal)
         return None
+
+    def codecs(self, codec: Codec) -> tuple[Codec, ...]:
+        return (codec, self.codec_back(codec))
 
     def codec_back(self, codec: Codec) -> Codec:
         """The codec of the second shot.
@@ -105,112 +112,86 @@ class TwoShot(Exchange):
 
     # ------------------------------------------------------------------------------------------------- running
 
-    def mean(self, codec: Codec, cargo: Cargo, network: Network) -> Delivery:
+    def mean(self, codec: Codec, request: Request, network: Network) -> Result:
         """In waves: while one is on its way, the next is compressed and the last is added up."""
-        codec_back = self.codec_back(codec)
-        waves = _waves(cargo.u.numel(), network.world_size, cargo.exact.numel())
-        first = [self._start_first_shot(codec, cargo, wave, network) for wave in waves]
-        mine = list(pieces(cargo.u.numel(), network.world_size))[network.rank]
-        total = self._own_piece(cargo, mine)
-        kept = cargo.back if self.feedback and cargo.back is not None and cargo.back.numel() == total.numel() else None
+        if request.shards is not None:
+            return shard_result(first_shot(codec, request, network), request, network)
+        rank, back = network.rank, self.codec_back(codec)
+        waves = _waves(request.numel, network.world_size, request.exact.numel())
+        first = [self._start_first_shot(codec, request, wave, network) for wave in waves]
+        mine = pieces(request.numel, network.world_size)[rank]
+        total = own_piece(request, mine, keep=request.remembers or self.feedback)
+        held = request.back if self.feedback and request.back is not None else None
+        held = held if held is not None and held.numel() == total.numel() else None
         second = []
         for wave, under_way in zip(waves, first, strict=True):
-            own = slice(wave.places[network.rank].start - mine.start, wave.places[network.rank].stop - mine.start)
-            exact_sum = self._add_up(codec, wave, under_way.wait(), total[own], network.rank)
-            old = None if kept is None else kept[own]
-            row = self._row_back(codec_back, cargo, wave, (total[own], exact_sum), old)
+            own = slice(wave.places[rank].start - mine.start, wave.places[rank].stop - mine.start)
+            rows = under_way.wait()
+            add_rows(codec, request, rows, total[own], rank=rank, suffix=wave.suffix)
+            exact_sum = sum_rows(rows[:, wave.message_bytes(codec) :], 1.0 / len(rows))
+            row = self._row_back(back, request, wave, total[own], exact_sum, None if held is None else held[own])
             second.append(network.start_all_gather(row))
         if self.feedback:
-            cargo.back = total
-        out, exact = cargo.room(), torch.empty_like(cargo.exact)
+            request.back = total
+        out, exact = request.room(), torch.empty_like(request.exact)
         for wave, under_way in zip(waves, second, strict=True):
-            self._take_out(codec_back, wave, under_way.wait(), out, exact)
-        return delivered(out, exact)
-
-    def _own_piece(self, cargo: Cargo, mine: slice) -> Tensor:
-        """What this rank brings to the piece it adds up: no message says it, so all of it counts as sent."""
-        own = cargo.u[mine]
-        if not (cargo.remembers or self.feedback):
-            return own  # to be added to in place: nobody reads it again
-        total = own.clone()
-        own.zero_()
-        return total
+            self._take_out(back, request, wave, under_way.wait(), out, exact)
+        return result(out, exact)
 
     @staticmethod
-    def _start_first_shot(codec: Codec, cargo: Cargo, wave: _Wave, network: Network) -> Pending:
+    def _start_first_shot(codec: Codec, request: Request, wave: _Wave, network: Network) -> Pending:
         """To every other rank its piece of this wave, and to all their shares of the exact elements."""
-        rows = torch.empty(len(wave.places), wave.row_bytes(codec), dtype=torch.uint8, device=cargo.u.device)
-        encode = codec.encode_taking if cargo.remembers else codec.encode
+        device = request.gradient.device
+        rows = torch.empty(len(wave.places), wave.row_bytes(codec), dtype=torch.uint8, device=device)
         exact_at = wave.message_bytes(codec)
         for to, (row, place, exact) in enumerate(zip(rows, wave.places, wave.exact, strict=True)):
-            size = 0
-            if place.stop > place.start and to != network.rank:
-                message = encode(cargo.u[place], draw=cargo.drawn(f"to{to}{wave.suffix}"))
-                size = message.numel()
-                row[:size] = message
-            row[size:] = 0
-            row[exact_at : exact_at + EXACT_BYTES * (exact.stop - exact.start)] = cargo.exact[exact].view(torch.uint8)
+            written = codec.body_bytes(place.stop - place.start) if to != network.rank else 0
+            row[written:] = 0
+            if exact.stop > exact.start:
+                end = exact_at + EXACT_BYTES * (exact.stop - exact.start)
+                row[exact_at:end] = request.exact[exact].view(torch.uint8)
+        write_rows(codec, request, wave.places, rows, rank=network.rank, suffix=wave.suffix)
         return network.start_all_to_all(rows)
 
-    @staticmethod
-    def _add_up(codec: Codec, wave: _Wave, rows: Tensor, total: Tensor, rank: int) -> Tensor:
-        """`total` becomes the mean of this rank's piece; returns that of its share of the exact elements."""
-        size, scale = total.numel(), 1.0 / len(rows)
-        for sender, row in enumerate(rows) if size else ():
-            if sender != rank:
-                codec.add(row[: codec.wire_bytes(size)], total)
-        total.mul_(scale)
-        return sum_rows(rows[:, wave.message_bytes(codec) :], scale)
-
     def _row_back(
-        self, codec: Codec, cargo: Cargo, wave: _Wave, own: tuple[Tensor, Tensor], kept: Tensor | None
+        self, codec: Codec, request: Request, wave: _Wave, total: Tensor, exact_sum: Tensor, held: Tensor | None
     ) -> Tensor:
-        """The second shot of this rank. With feedback, `own` is left with what the message does not say."""
-        total, exact_sum = own
-        held = _add_what_was_kept_back(total, kept, cargo)
+        """The second shot of this rank. With feedback, `total` is left with what the message does not say."""
+        unused = _add_held_back(total, held, request)
         row = torch.empty(wave.row_bytes(codec), dtype=torch.uint8, device=total.device)
-        size = 0
-        if total.numel():
-            encode = codec.encode_taking if self.feedback else codec.encode
-            message = encode(total, draw=cargo.drawn(f"back{wave.suffix}"))
-            size = message.numel()
-            row[:size] = message
-            if held is not None:
-                total.add_(held)
-        exact_at = wave.message_bytes(codec)
+        size, exact_at = codec.body_bytes(total.numel()) if total.numel() else 0, wave.message_bytes(codec)
         row[size:exact_at] = 0
         row[exact_at:] = exact_sum.view(torch.uint8)
+        if total.numel():
+            write = codec.write_taking if self.feedback else codec.write
+            write(total, row[:size], _back_key(codec, request, wave), codec.new_state())
+            if unused is not None:
+                total.add_(unused)
         return row
 
     @staticmethod
-    def _take_out(codec: Codec, wave: _Wave, rows: Tensor, out: Tensor, exact: Tensor) -> None:
+    def _take_out(codec: Codec, request: Request, wave: _Wave, rows: Tensor, out: Tensor, exact: Tensor) -> None:
         """Every rank, the owner too, decodes the same bytes."""
         exact_at = wave.message_bytes(codec)
-        for row, place, share in zip(rows, wave.places, wave.exact, strict=True):
-            if place.stop > place.start:
-                codec.put(row[: codec.wire_bytes(place.stop - place.start)], out[place])
+        keys = [_back_key(codec, request, wave, rank=owner) for owner in range(len(rows))]
+        codec.put_rows(rows, wave.places, out, keys)
+        for row, share in zip(rows, wave.exact, strict=True):
             if share.stop > share.start:
                 exact[share] = row[exact_at:].view(torch.float32)[: share.stop - share.start]
 
 
-def _add_what_was_kept_back(total: Tensor, kept: Tensor | None, cargo: Cargo) -> Tensor | None:
-    """Returns what is kept once more: of parameters that no rank seems to use."""
-    if kept is None:
+def _back_key(codec: Codec, request: Request, wave: _Wave, *, rank: int | None = None) -> Key:
+    """Of a second shot; this rank's own by default."""
+    return codec.own_draw(request.drawn(f"back{wave.suffix}", rank=rank)).key()
+
+
+def _add_held_back(total: Tensor, held: Tensor | None, request: Request) -> Tensor | None:
+    """Add what the last second shot kept back. Returns what is kept once more: of parameters that no rank uses."""
+    if held is None:
         return None
-    held = torch.where(total == 0, kept, 0.0) if cargo.may_be_unused else None
-    total += kept if held is None else kept - held
-    return held
-
-
-def pieces(numel: int, world_size: int) -> Iterator[slice]:
-    """Which elements each rank adds up: whole blocks, as even as these allow.
-
-    >>> list(pieces(5000, 3))
-    [slice(0, 2048, None), slice(2048, 4096, None), slice(4096, 5000, None)]
-    """
-    size = -(-numel // (world_size * _GRAIN)) * _GRAIN
-    for rank in range(world_size):
-        yield slice(min(rank * size, numel), min((rank + 1) * size, numel))
+    unused = torch.where(total == 0, held, 0.0) if request.may_be_unused else None
+    total += held if unused is None else held - unused
+    return unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +210,7 @@ class _Wave:
     def message_bytes(self, codec: Codec) -> int:
         """Of the longest message, which is the first rank's."""
         longest: int = self.places[0].stop - self.places[0].start
-        return codec.wire_bytes(longest) if longest else 0
+        return codec.message_bytes(longest) if longest else 0
 
     def row_bytes(self, codec: Codec) -> int:
         share: int = self.exact[0].stop - self.exact[0].start
@@ -239,10 +220,10 @@ class _Wave:
 @functools.lru_cache(maxsize=256)  # asked several times a step, for the same few buckets
 def _waves(numel: int, world_size: int, exact: int) -> Sequence[_Wave]:
     """Few, of equal size; small tensors travel in one."""
-    whole = list(pieces(numel, world_size))
+    whole = pieces(numel, world_size)
     longest = whole[0].stop
     count = min(_MOST_WAVES, max(1, longest // _WORTH_A_WAVE))
-    step = -(-longest // (count * _GRAIN)) * _GRAIN
+    step = -(-longest // (count * GRAIN)) * GRAIN
     share = -(-exact // world_size)
     waves = []
     for number in range(count):

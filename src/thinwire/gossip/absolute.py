@@ -1,4 +1,4 @@
-"""A grid that does not depend on what is sent: what the theory of ECD-PSGD asks of its quantiser."""
+"""A quantiser with a fixed grid, as the theory of ECD-PSGD requires; and the codecs that gossip accepts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..rng import Key
 
 @dataclass(frozen=True, repr=False)
 class Absolute(Codec):
-    """Rounds at random to multiples of `step`; what lies beyond the last level becomes the last level.
+    """Rounds stochastically to multiples of `step`; larger values are clipped to the last level.
 
-    The noise is at most step^2 / 4 an element, however large the element: bounded, as assumption 2 of ECD-PSGD has it,
-    and not a share of it. So it has neither an `omega` nor a `delta`, and is no codec for gradients.
+    The noise is at most step^2 / 4 for each element, whatever its size, as assumption 2 of ECD-PSGD requires. It is not
+    proportional to the input. So there is neither `omega` nor `delta`, and the codec is not for gradients.
 
     >>> codec = Absolute(8, step=0.5)
     >>> codec.decode(codec.encode(torch.tensor([1.0, -2.5, 100.0])))
@@ -41,26 +41,26 @@ class Absolute(Codec):
     def _grid(self) -> Grid:
         return Grid.symmetric(self.bits, (1 << (self.bits - 1)) - 1, 0)
 
-    def _pack(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
+    def write(self, x: Tensor, body: Tensor, key: Key, state: State) -> None:
         grid = self._grid()
         end = grid.offset * self.step
         flat = x.reshape(-1).nan_to_num(nan=end, posinf=end, neginf=-end).clamp(-end, end)
         low, inverse = torch.zeros(1), torch.full((1,), 1 / self.step)
         grid.pack(flat, low.to(flat.device), inverse.to(flat.device), key, out=body)
 
-    def _add(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
+    def add_body(self, body: Tensor, out: Tensor, key: Key, shape: Shape) -> None:
         low, step = torch.zeros(1, device=out.device), torch.full((1,), self.step, device=out.device)
         self._grid().add(out, body, low, step)
 
 
 def gossip_codec(spelled: str | Codec) -> Codec:
-    """The codec of a text such as `min_max:4,block=512` or `absolute:8,step=0.01`; one codec, no memory or exchange.
+    """The codec of a text such as `min_max:4,block=512` or `absolute:8,step=0.01`: no memory, no exchange.
 
     >>> gossip_codec("min_max:4,block=512")
     min_max(4)
     >>> gossip_codec("ef|top_k:0.01")
     Traceback (most recent call last):
-    thinwire.errors.OptionError: neighbours exchange what one codec makes, without a memory: leave the first word out
+    thinwire.errors.OptionError: gossip takes one codec without a memory: leave the first word out
     """
     if isinstance(spelled, Codec):
         codec = spelled
@@ -72,10 +72,10 @@ def gossip_codec(spelled: str | Codec) -> Codec:
         except RecipeError as refusal:
             raise OptionError(str(refusal)) from None
         if recipe.memory is not None:
-            raise OptionError("neighbours exchange what one codec makes, without a memory: leave the first word out")
+            raise OptionError("gossip takes one codec without a memory: leave the first word out")
         codec = recipe.codec
     if codec.needs_shape:
-        raise OptionError(f"{codec.spec()} needs matrices, neighbours exchange the whole model as one long tensor")
+        raise OptionError(f"{codec.spec()} needs matrices, and gossip sends one flat tensor: use another codec")
     return codec
 
 
@@ -89,7 +89,7 @@ def _absolute(spelled: str) -> Absolute:
 
 
 def gaussian_noise(codec: Codec, numel: int) -> float:
-    """|C(x) - x|^2 / |x|^2 for normal numbers: the same on every rank, so that they can agree without talking.
+    """|C(x) - x|^2 / |x|^2 for Gaussian x. Every rank computes the same value, without communication.
 
     >>> gaussian_noise(gossip_codec("min_max:4,block=512"), 1 << 16) < 0.05
     True

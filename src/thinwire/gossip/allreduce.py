@@ -1,4 +1,4 @@
-"""The centralised yardstick: gradients averaged over all ranks in every step, as DDP does, under the same interface."""
+"""The centralised baseline with the interface of gossip: gradients are averaged over all ranks in every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .wrapped import Wrapped
 
 
 class AllReduced(Wrapped):
-    """x <- x + update(mean over the ranks of their gradients). Every rank has the same model; none may be missing."""
+    """x <- x + update(the mean of all gradients). All ranks have the same model and take part in every step."""
 
     algorithm = "allreduce"
 
@@ -33,7 +33,7 @@ class AllReduced(Wrapped):
         self._steps, self._waited = 0, 0.0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Average the gradients, then a step of the given optimizer."""
+        """Average the gradients, then do a step of the inner optimizer."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -50,11 +50,11 @@ class AllReduced(Wrapped):
         return loss
 
     def finish(self) -> None:
-        """Nothing is ever under way."""
+        """Does nothing: no message is in flight between steps."""
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """The model itself: all ranks have the same; the running statistics are averaged."""
+        """The model itself, which is the same on all ranks, with averaged running statistics."""
         here = self._buffers.read()
         if here.numel():
             self._buffers.write(self._network.all_reduce(here.clone()).div_(self._network.world_size))
@@ -80,4 +80,4 @@ class AllReduced(Wrapped):
         self.base.load_state_dict(state_dict["base"])
 
     def close(self) -> None:
-        """Nothing to end: the group belongs to the program."""
+        """Does nothing: the group belongs to the program."""

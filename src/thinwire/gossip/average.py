@@ -1,8 +1,8 @@
-"""The exact mean over all ranks that are alive, along a tree of the topology's edges: for evaluation.
+"""The exact mean over all live ranks, along a tree of the topology's edges: for evaluation.
 
-First everyone tells its neighbours who is alive, as often as it takes for news to come from the farthest rank; so all
-build the same tree, with the lowest living rank as its root. Then sums go up and the mean comes down, the same bits for
-everyone.
+First the ranks spread membership updates, with enough hops for an update to cross the graph. So all ranks build the
+same tree, with the lowest live rank as its root. Then sums travel up the tree and the mean travels down: every rank
+gets the same bits.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from ..errors import ExchangeError
-from .letter import Kind, Letter
-from .rounds import Edge, Rounds
+from .edge import Edge
+from .message import GossipMessage, Kind
+from .rounds import Rounds
 from .topology import reachable
 
 
 class Averager:
-    """Means over the ranks of `rounds`, which must all ask at the same step."""
+    """Means over the ranks of `rounds`. All ranks must ask after the same step."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        self._asked: tuple[int, int] = (0, 0)  # step, how often in it
+        self._call: tuple[int, int] = (0, 0)  # the round, and the number of the call in it
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of flat float32 values over the living ranks that can be reached."""
+        """The mean of flat float32 values over all live ranks that are connected to this one."""
         parent, children = self._tree()
         total = torch.cat([values.to(torch.float32).cpu(), torch.ones(1)])
         for child in children:
@@ -38,8 +39,8 @@ class Averager:
             self._send(child, Kind.DOWN, total)
         return total[:-1].to(values.device)
 
-    def spread(self, values: Tensor) -> Tensor:
-        """The values of the lowest rank, for everyone."""
+    def broadcast(self, values: Tensor) -> Tensor:
+        """The values of the lowest rank, on all ranks."""
         parent, children = self._tree()
         if parent is not None:
             values = self._receive(parent, Kind.DOWN, values.numel())
@@ -48,69 +49,70 @@ class Averager:
         return values
 
     def _tree(self) -> tuple[int | None, list[int]]:
-        """Who is above and who is below this rank."""
+        """The parent and the children of this rank."""
         rounds = self._rounds
-        rounds.arrive()
-        step, times = self._asked
-        self._asked = (rounds.round, times + 1 if step == rounds.round else 0)
-        self._spread_news()
-        rank, alive = rounds.mail.rank, rounds.membership.alive()
-        # Where deaths have cut the graph, every part has a root of its own.
-        part = reachable(rounds.topology, alive, rank)
-        ways = reachable(rounds.topology, alive, min(part))
-        return ways[rank], [child for child, above in ways.items() if above == rank]
+        rounds.receive()
+        number, calls = self._call
+        self._call = (rounds.round, calls + 1 if number == rounds.round else 0)
+        self._spread_membership()
+        rank, alive = rounds.transport.rank, rounds.membership.alive()
+        # If deaths have disconnected the graph, every component has its own root.
+        component = reachable(rounds.topology, alive, rank)
+        parents = reachable(rounds.topology, alive, min(component))
+        return parents[rank], [child for child, parent in parents.items() if parent == rank]
 
-    def _spread_news(self) -> None:
+    def _spread_membership(self) -> None:
         rounds = self._rounds
-        ranks = rounds.mail.world_size
-        ways = reachable(rounds.topology, range(ranks), 0)
+        ranks = rounds.transport.world_size
         depth, farthest = {0: 0}, 0
-        for peer, above in ways.items():
-            if above is not None:
-                depth[peer] = depth[above] + 1
+        for peer, parent in reachable(rounds.topology, range(ranks), 0).items():
+            if parent is not None:
+                depth[peer] = depth[parent] + 1
                 farthest = max(farthest, depth[peer])
-        # The deaths of some may make the way longer, but never longer than through everyone.
+        # Deaths may lengthen the paths, but no path is longer than one through all ranks.
         for hop in range(min(ranks - 1, 4 * farthest + 2)):
-            edges = [edge for edge in rounds.edges.values() if not edge.entering]
+            edges = [edge for edge in rounds.edges.values() if not edge.joining]
             for edge in edges:
-                self._send(edge.peer, Kind.NEWS, torch.empty(0), hop=hop)
+                self._send(edge.peer, Kind.MEMBERSHIP, torch.empty(0), hop=hop)
             for edge in edges:
-                letter = self._wait(edge, Kind.NEWS, hop)
-                if letter is not None:
-                    rounds.membership.hear(letter.news)
+                message = self._wait(edge, Kind.MEMBERSHIP, hop)
+                if message is not None:
+                    rounds.membership.merge(message.updates)
 
     def _send(self, peer: int, kind: Kind, values: Tensor, *, hop: int = 0) -> None:
         rounds = self._rounds
-        letter = Letter(
-            self._asked[0],
+        message = GossipMessage(
+            self._call[0],
             kind,
-            life=rounds.mail.life,
+            incarnation=rounds.transport.incarnation,
             tag=self._tag(hop),
             snapshot=values,
-            news=rounds.membership.news(),
+            updates=rounds.membership.updates(),
         )
-        rounds.mail.send(peer, letter.pack())
+        rounds.transport.send(peer, message.pack())
 
     def _tag(self, hop: int) -> int:
-        return (self._asked[1] << 32) | hop
+        return (self._call[1] << 32) | hop
 
-    def _wait(self, edge: Edge, kind: Kind, hop: int) -> Letter | None:
+    def _wait(self, edge: Edge, kind: Kind, hop: int) -> GossipMessage | None:
+        """This message of a neighbour; messages of rounds that arrive before it are kept for later."""
         rounds = self._rounds
-        until = rounds.mail.now() + (float("inf") if rounds.deadline is None else max(rounds.deadline, 1.0) * 4)
-        early, edge.held = edge.held, []
-        while (letter := early.pop(0) if early else rounds.next_letter(edge, until)) is not None:
-            if letter.kind == Kind.ROUND:
-                edge.held.append(letter)
-            elif (letter.kind, letter.round, letter.tag) == (kind, self._asked[0], self._tag(hop)):
-                edge.held += early
-                return letter
+        wait = float("inf") if rounds.deadline is None else max(rounds.deadline, 1.0) * 4
+        until = rounds.transport.now() + wait
+        early, edge.early = edge.early, []
+        while (message := early.pop(0) if early else rounds.next_message(edge, until)) is not None:
+            if message.kind == Kind.ROUND:
+                edge.early.append(message)
+            elif (message.kind, message.round, message.tag) == (kind, self._call[0], self._tag(hop)):
+                edge.early += early
+                return message
         return None
 
     def _receive(self, peer: int, kind: Kind, numel: int) -> Tensor:
         edge = self._rounds.edges.get(peer)
-        letter = None if edge is None else self._wait(edge, kind, 0)
-        if letter is None or letter.snapshot.numel() != numel:
+        message = None if edge is None else self._wait(edge, kind, 0)
+        if message is None or message.snapshot.numel() != numel:
             raise ExchangeError(
                 f"rank {peer} did not take part in an average: call it on all ranks after the same step"
             )
-        return letter.snapshot.clone()
+        return message.snapshot.clone()

@@ -1,4 +1,4 @@
-"""CHOCO-SGD: any contractive codec, by taking only a part of what neighbours' copies say."""
+"""CHOCO-SGD: works with any contractive codec, because each round moves only part of the way to the neighbours."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .node import Node
 
 
 class Choco(Node):
-    """With x^_j the copies of what the neighbours told, its own among them, and the consensus step size gamma:
+    """x^_j are the copies of the neighbours' models, the own one included; gamma is the consensus step size:
 
         x_i   <- x_i + update(x_i) + gamma sum_j W_ij (x^_j - x^_i)
         q      = C(x_i - x^_i)
         x^_j  <- x^_j + q_j
 
-    What C leaves out stays in x_i - x^_i and is sent later. C must be contractive: an unbiased one with variance v is
-    given its input divided by 1 + v.
+    The residual of C stays in x_i - x^_i and is sent later. C must be contractive: the input of an unbiased codec with
+    variance v is divided by 1 + v.
     Reference: Koloskova et al. 2020, Decentralized Deep Learning with Arbitrary Communication Compression, arXiv
     1907.09356, algorithm 1 (gradient and exchange side by side); Koloskova et al. 2019, arXiv 1902.00340.
     """
@@ -34,11 +34,11 @@ class Choco(Node):
 
     @classmethod
     def instead_of(cls, node: Node) -> Choco:
-        """Go on from a node of dcd, whose messages mean the same to neighbours."""
-        made = cls.__new__(cls)
-        made.__dict__.update(node.__dict__)
-        made._prepare()
-        return made
+        """Continue from a node of dcd. Its payloads have the same meaning for the neighbours."""
+        new = cls.__new__(cls)
+        new.__dict__.update(node.__dict__)
+        new._prepare()
+        return new
 
     def _advance(self, mixed: Tensor, update: Tensor, step: int) -> Tensor:
         self.x += update
@@ -47,10 +47,10 @@ class Choco(Node):
 
 
 def default_consensus_step(codec: Codec, numel: int) -> float:
-    """The square of what the codec keeps of normal numbers: about 1 for 4 bits, 0.4 for signs, 0.007 for the top 1 %.
+    """The square of the energy share that the codec keeps of Gaussian noise.
 
-    Close to what was found best by search for the first two; for the top 1 % a search found 0.2 better
-    (docs/reproductions/decentralized.md). The proven step sizes are many times smaller.
+    About 1 for 4 bits, 0.4 for signs, 0.007 for the top 1 %. A search found about the same for the first two, and 0.2
+    for the top 1 % (docs/reproductions/decentralized.md). The proven step sizes are many times smaller.
 
     >>> from thinwire.codecs import min_max, sign
     >>> round(default_consensus_step(min_max(4), 1 << 16), 2), round(default_consensus_step(sign(512), 1 << 16), 2)

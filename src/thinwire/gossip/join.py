@@ -1,4 +1,4 @@
-"""How a rank begins: with all others from the same model, or later, with a copy of a neighbour's."""
+"""How a rank starts: together with all others from one model, or later from a neighbour's model."""
 
 from __future__ import annotations
 
@@ -6,51 +6,56 @@ import torch
 
 from ..errors import ExchangeError
 from .average import Averager
-from .rounds import Edge, Rounds
+from .edge import Edge
+from .rounds import Rounds
 from .tensors import Flat
 
-_LOOK = 0.05  # seconds for which one neighbour after the other is listened to
+_POLL_SECONDS = 0.05  # for the message of one neighbour, before the next neighbour is asked
 
 
-def enter(rounds: Rounds, parameters: Flat, buffers: Flat, *, seconds: float) -> None:
-    """Meet the neighbours and have the model that the others have."""
-    if rounds.mail.life > 1:
-        _come_back(rounds, parameters, buffers, seconds=seconds)
+def join(rounds: Rounds, parameters: Flat, buffers: Flat, *, seconds: float) -> None:
+    """Connect to the neighbours and start from the model that they have."""
+    if rounds.transport.incarnation > 1:
+        _rejoin(rounds, parameters, buffers, seconds=seconds)
         return
-    _meet(rounds, seconds)
+    _connect(rounds, seconds)
     values = torch.cat([parameters.read(), buffers.read()]).cpu()
-    if not rounds.mail.same_start:
-        values = Averager(rounds).spread(values)
+    if not rounds.transport.same_start:
+        values = Averager(rounds).broadcast(values)
     model, statistics = values[: parameters.numel], values[parameters.numel :]
     parameters.write(model)
     buffers.write(statistics)
-    rounds.begin(model, statistics)
+    rounds.start(model, statistics)
 
 
-def _meet(rounds: Rounds, seconds: float) -> None:
+def _connect(rounds: Rounds, seconds: float) -> None:
     wanted = set(rounds.edges)
-    came = rounds.mail.connect(wanted, seconds=seconds)
-    for peer in sorted(wanted - set(came)):
-        rounds.remove(peer, f"it did not come within {seconds:.0f} s")
+    connected = rounds.transport.connect(wanted, seconds=seconds)
+    for peer in sorted(wanted - set(connected)):
+        rounds.remove(peer, f"it did not connect within {seconds:.0f} s")
 
 
-def _come_back(rounds: Rounds, parameters: Flat, buffers: Flat, *, seconds: float) -> None:
-    """Copy the model of the neighbour that answers first; the others are heard in the rounds that follow."""
-    rounds.mail.knock(rounds.edges)
-    _meet(rounds, seconds)
-    until = rounds.mail.now() + seconds
-    while rounds.edges and rounds.mail.now() < until:
+def _rejoin(rounds: Rounds, parameters: Flat, buffers: Flat, *, seconds: float) -> None:
+    """Copy the model of the neighbour that answers first. The other edges become valid in later rounds."""
+    transport = rounds.transport
+    transport.announce(rounds.edges)
+    _connect(rounds, seconds)
+    until = transport.now() + seconds
+    while rounds.edges and transport.now() < until:
         for edge in list(rounds.edges.values()):
-            letter = rounds.next_letter(edge, rounds.mail.now() + _LOOK)
-            if letter is not None and letter.snapshot.numel() == parameters.numel:
-                model = rounds.begin_from(edge.peer, letter)
+            message = rounds.next_message(edge, transport.now() + _POLL_SECONDS)
+            if message is not None and message.snapshot.numel() == parameters.numel:
+                model = rounds.start_from(edge.peer, message)
                 for other in rounds.edges:
                     if other != edge.peer:
                         rounds.edges[other] = Edge(
-                            other, last=letter.round, valid=not rounds.node.tracks, wanted=True, entering=True
+                            other, last=message.round, valid=not rounds.node.tracks, snapshot_due=True, joining=True
                         )
                 parameters.write(model)
-                if letter.buffers.numel() == buffers.numel:
-                    buffers.write(letter.buffers)
+                if message.buffers.numel() == buffers.numel:
+                    buffers.write(message.buffers)
                 return
-    raise ExchangeError(f"no neighbour of rank {rounds.mail.rank} answered within {seconds:.0f} s: are they there?")
+    raise ExchangeError(
+        f"no neighbour of rank {transport.rank} answered within {seconds:.0f} s: check that they run, or give a larger "
+        "start_seconds"
+    )

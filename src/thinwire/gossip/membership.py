@@ -1,58 +1,58 @@
-"""Who is there: what each rank has heard of all others. News travels with the letters, nobody keeps a list for all."""
+"""Which ranks are alive, as far as this rank knows. Updates travel with the messages; there is no central list."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .letter import Standing
+from .message import MemberStatus
 
-_AT_FIRST = Standing()
+_INITIAL = MemberStatus()
 
 
 class Membership:
-    """The standing of every rank, as far as this one has heard; all begin in their first life, alive.
+    """The last known status of every rank. All start alive, in their first incarnation.
 
-    >>> heard = Membership(4, rank=0)
-    >>> heard.died(2)
-    >>> heard.alive(), heard.news()
-    (frozenset({0, 1, 3}), {2: Standing(life=1, alive=False)})
-    >>> heard.hear({2: Standing(2, True)})  # it came back
-    >>> heard.alive()
+    >>> members = Membership(4, rank=0)
+    >>> members.mark_dead(2)
+    >>> members.alive(), members.updates()
+    (frozenset({0, 1, 3}), {2: MemberStatus(incarnation=1, alive=False)})
+    >>> members.merge({2: MemberStatus(2, alive=True)})  # it was started again
+    >>> members.alive()
     frozenset({0, 1, 2, 3})
     """
 
-    def __init__(self, ranks: int, *, rank: int, life: int = 1) -> None:
+    def __init__(self, ranks: int, *, rank: int, incarnation: int = 1) -> None:
         self._rank, self._ranks = rank, ranks
-        # Of those that are as at the beginning nothing is kept: a thousand ranks would keep a thousand each.
-        self._changed: dict[int, Standing] = {}
-        self._note(rank, Standing(life, True))
+        # Only what differs from the initial status is stored: otherwise n ranks in one process store n * n.
+        self._changed: dict[int, MemberStatus] = {}
+        self._set(rank, MemberStatus(incarnation, True))
 
     def alive(self) -> frozenset[int]:
-        gone = {rank for rank, standing in self._changed.items() if not standing.alive}
-        return frozenset(rank for rank in range(self._ranks) if rank not in gone)
+        dead = {rank for rank, status in self._changed.items() if not status.alive}
+        return frozenset(rank for rank in range(self._ranks) if rank not in dead)
 
-    def standing(self, rank: int) -> Standing:
-        return self._changed.get(rank, _AT_FIRST)
+    def status(self, rank: int) -> MemberStatus:
+        return self._changed.get(rank, _INITIAL)
 
-    def died(self, rank: int) -> None:
-        self._note(rank, Standing(self.standing(rank).life, False))
+    def mark_dead(self, rank: int) -> None:
+        self._set(rank, MemberStatus(self.status(rank).incarnation, False))
 
-    def came(self, rank: int, life: int) -> None:
-        if life >= self.standing(rank).life:
-            self._note(rank, Standing(life, True))
+    def mark_alive(self, rank: int, incarnation: int) -> None:
+        if incarnation >= self.status(rank).incarnation:
+            self._set(rank, MemberStatus(incarnation, True))
 
-    def hear(self, news: Mapping[int, Standing]) -> None:
-        """Believe what is newer: a later life, or the end of this one. Nobody has to be told of its own end."""
-        for rank, standing in news.items():
-            if 0 <= rank < self._ranks and rank != self._rank and standing.newer_than(self.standing(rank)):
-                self._note(rank, standing)
+    def merge(self, updates: Mapping[int, MemberStatus]) -> None:
+        """Accept newer statuses: a later incarnation, or the death of this one. A rank ignores updates about itself."""
+        for rank, status in updates.items():
+            if 0 <= rank < self._ranks and rank != self._rank and status.newer_than(self.status(rank)):
+                self._set(rank, status)
 
-    def news(self) -> dict[int, Standing]:
-        """All that is not as it was at the beginning."""
+    def updates(self) -> dict[int, MemberStatus]:
+        """Every status that differs from the initial one."""
         return dict(sorted(self._changed.items()))
 
-    def _note(self, rank: int, standing: Standing) -> None:
-        if standing == _AT_FIRST:
+    def _set(self, rank: int, status: MemberStatus) -> None:
+        if status == _INITIAL:
             self._changed.pop(rank, None)
         else:
-            self._changed[rank] = standing
+            self._changed[rank] = status

@@ -1,12 +1,13 @@
-"""One rank's side of an algorithm, without any network: what it knows of its neighbours, what it says, how it moves.
+"""One rank's side of an algorithm, without a network: its copies of neighbours' models, its payloads, its steps.
 
-All algorithms share a frame. Steps are k = 0, 1, 2, ...; letter k is what was said at the end of step k - 1.
+All algorithms share one frame. Steps are k = 0, 1, 2, ...; step k - 1 makes the payload of round k.
 
-    absorb   the letters k, its own among them: each view moves as its owner said     view <- keep view + take C
-    step     mixed <- the weighted sum of the views; from it and the local update the algorithm forms the new model, and
-             says something about it, which becomes letter k + 1
+    apply    the payloads of round k, the rank's own included, change the views     view <- keep view + take C
+    step     mixed <- the weighted sum of the views; the algorithm forms the new model from `mixed` and the local
+             update, and makes the payload of round k + 1
 
-They differ in three places: what a message does to a view (`blend`), the new model (`_advance`), and what is said.
+Algorithms differ in three places: the effect of a payload on a view (`blend`), the new model (`_advance`), and the
+tensor that is encoded.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from torch import Tensor
 
 from ..codecs.base import Codec
 from ..rng import Draw
-from .views import Replicas, RunningSum, move
+from .views import Replicas, RunningSum, apply_payload
 
 
 class Node(ABC):
     """The model `x` of one rank as a flat float32 tensor, and its views of the neighbours' models.
 
-    `weights`: given, the sum of the neighbours' views is kept instead of each of them; then these are the weights.
+    `weights`: if given, the views are one running sum with these weights instead of a copy of each neighbour.
     """
 
     name: ClassVar[str]
-    tracks: ClassVar[bool] = True  # views are built up from all letters, so that a lost one matters
-    measures: ClassVar[bool] = True  # the noise of its messages, which takes decoding them
-    scale: float = 1.0  # of what flows from neighbours
+    tracks: ClassVar[bool] = True  # a view is the sum of all payloads, so that a lost one makes it wrong
+    measures: ClassVar[bool] = True  # the noise of its payloads, which costs a decode
+    scale: float = 1.0  # of the flow from neighbours
 
     def __init__(
         self,
@@ -45,89 +46,86 @@ class Node(ABC):
         weights: Mapping[int, float] | None = None,
         consensus_step: float | None = None,
     ) -> None:
-        self.consensus_step = consensus_step  # as asked for; only choco has one
+        self.consensus_step = consensus_step  # as given by the user; only choco uses it
         self.x = start.detach().to(torch.float32, copy=True)
         self.rank, self.codec, self.seed = rank, codec, seed
-        self.own = self.x.clone()  # as the neighbours see it
+        self.own = self.x.clone()  # this model as the neighbours know it
         self.views: Replicas | RunningSum
         self.views = Replicas(self.x, peers) if weights is None else RunningSum(self.x, weights)
         self.codec_state: dict[str, Any] = codec.new_state()
-        self.noise: float | None = None  # |C(z) - z|^2 / |z|^2 of the last message
-        self._said: Tensor | None = None  # the message of the coming letter
+        self.noise: float | None = None  # |C(z) - z|^2 / |z|^2 of the last payload
+        self._unapplied: Tensor | None = None  # the own payload, until the next round applies it
         self._prepare()
 
-    def restart(self, model: Tensor) -> None:
-        """Everyone has this model now."""
-        self.stand_at(model)
-        self.views.restart(model)
+    def reset_all(self, model: Tensor) -> None:
+        """All ranks have this model now."""
+        self.reset_own(model)
+        self.views.reset(model)
 
-    def stand_at(self, model: Tensor) -> None:
-        """This rank has this model now, and will tell."""
+    def reset_own(self, model: Tensor) -> None:
+        """This rank has this model now; the neighbours learn it from a snapshot."""
         self.x.copy_(model)
         self.own.copy_(model)
 
     # ------------------------------------------------------------------------------------------- what algorithms define
 
-    def blend(self, letter: int) -> tuple[float, float]:
-        """keep and take of letter number `letter`."""
+    def blend(self, number: int) -> tuple[float, float]:
+        """keep and take for the payloads of round `number`."""
         return 1.0, 1.0
 
     @abstractmethod
     def _advance(self, mixed: Tensor, update: Tensor, step: int) -> Tensor:
-        """Set the new model and return what to encode; where noise is measured, a tensor that nobody else needs."""
+        """Set the new model and return the tensor to encode. If noise is measured, encoding overwrites that tensor."""
 
-    def _prepare(self) -> None:  # noqa: B027 (most have nothing to find out)
-        """The node is made."""
+    def _prepare(self) -> None:  # noqa: B027 (optional)
+        """Called at the end of the constructor."""
 
-    def _after(self, message: Tensor) -> None:  # noqa: B027 (most have nothing left to do)
-        """The message is made."""
+    def _after_encode(self, payload: Tensor) -> None:  # noqa: B027 (optional)
+        """Called with the payload of this step."""
 
-    def _absorb_own(self, message: Tensor, letter: int) -> None:
-        self._move(self.own, message, letter)
+    def _apply_own(self, payload: Tensor, number: int) -> None:
+        apply_payload(self.own, payload, self.codec, *self.blend(number))
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
-    def absorb(self, messages: Mapping[int, Tensor], letter: int) -> None:
-        """Let the views follow the messages of letter number `letter`; the own one follows what was said."""
-        keep, take = self.blend(letter)
-        self.views.absorb(messages, self.codec, keep, take)
-        if self._said is not None:
-            self._absorb_own(self._said, letter)
-            self._said = None
+    def apply(self, payloads: Mapping[int, Tensor], number: int) -> None:
+        """Apply the payloads of round `number` to the views, and the rank's own payload to its own view."""
+        keep, take = self.blend(number)
+        self.views.apply(payloads, self.codec, keep, take)
+        if self._unapplied is not None:
+            self._apply_own(self._unapplied, number)
+            self._unapplied = None
 
     def step(self, update: Tensor, coefficients: Mapping[int, float], step: int) -> Tensor:
-        """Move by the local update and towards neighbours that have a coefficient; the message of letter step + 1."""
+        """Move by the local update and towards the neighbours with a coefficient. Returns the next payload."""
         mixed = self.views.mixed(self.own, self.rank, coefficients)
-        spoken = self._advance(mixed, update, step)
+        source = self._advance(mixed, update, step)
         draw = Draw(seed=self.seed, step=step + 1, stream="gossip", rank=self.rank)
         if self.measures:
-            size = float(torch.dot(spoken, spoken))
-            message = self.codec.encode_taking(spoken, draw=draw, state=self.codec_state)
-            self.noise = float(torch.dot(spoken, spoken)) / size if size else 0.0
+            size = float(torch.dot(source, source))
+            payload = self.codec.encode_taking(source, draw=draw, state=self.codec_state)
+            self.noise = float(torch.dot(source, source)) / size if size else 0.0
         else:
-            message = self.codec.encode(spoken, draw=draw, state=self.codec_state)
-        self._after(message)
-        self._said = message
-        return message
-
-    def _move(self, view: Tensor, message: Tensor, letter: int) -> None:
-        keep, take = self.blend(letter)
-        move(view, message, self.codec, keep, take)
+            payload = self.codec.encode(source, draw=draw, state=self.codec_state)
+        self._after_encode(payload)
+        self._unapplied = payload
+        return payload
 
     def flow_from(self, peer: int, coefficient: float) -> Tensor:
-        """What came from a neighbour with such a coefficient, by the views as they are."""
+        """What this rank took from a neighbour with this coefficient, by the current views."""
         return (self.views.of(peer) - self.own).mul_(coefficient)
 
     # ----------------------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
-        said = None if self._said is None else self._said.clone()
+        """The keys are those of 0.1, so that its checkpoints load."""
+        unapplied = None if self._unapplied is None else self._unapplied.clone()
         return {
             "x": self.x.clone(),
             "own": self.own.clone(),
             "views": self.views.state(),
             "codec": self.codec_state,
-            "said": said,
+            "said": unapplied,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -135,4 +133,4 @@ class Node(ABC):
         self.own.copy_(state["own"])
         self.views.load(state["views"])
         self.codec_state = state["codec"]
-        self._said = state["said"]
+        self._unapplied = state["said"]

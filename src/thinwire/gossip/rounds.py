@@ -1,73 +1,44 @@
-"""Rounds: letters out, letters in, and which neighbours count in this round, so that both ends of an edge agree.
+"""Rounds of gossip: send, receive, and decide which edges a round uses, so that both ends of an edge agree.
 
-An edge counts in a round if both letters of it arrived in time and neither end has lost track of the other. The end
-that did not get the letter says so in its next one, and the other end takes back what had flowed. Weights come from the
-degrees that the two letters of the round name: the same on both ends, whoever has died meanwhile.
+A round uses an edge if both of its messages arrived in time and both ends have a valid view of the other. A rank that
+missed a message says so in its next one, and the other end undoes its flow. The weight of an edge follows from the
+degrees in its two messages of the round. So it is the same on both ends, even if other ranks have died meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import kernels
-from ..comm.peers import GoneError, Mail
+from ..comm.peers import PeerGoneError, PeerTransport
 from ..errors import ExchangeError, MessageError
-from .letter import Flag, Kind, Letter
+from .edge import Counts, Edge
 from .membership import Membership
+from .message import Flag, GossipMessage, Kind
 from .node import Node
 from .topology import Topology, metropolis
 
 _log = logging.getLogger(__name__)
-PATIENCE = 3  # rounds in a row without a letter after which a neighbour counts as gone
+PATIENCE = 3  # consecutive rounds without a message after which a neighbour is removed
 CHECK_EVERY = 16  # rounds between two comparisons of views with their originals
 
 
-@dataclass
-class Edge:
-    """One neighbour: what came, what is owed, what was lost."""
-
-    peer: int
-    last: int = 0  # number of the last letter that its view has followed
-    valid: bool = True  # our view of it is what it believes
-    wants: bool = False  # we said in the letter of this round that it is not
-    wanted: bool = False  # it said so: our next letter has a snapshot
-    snapshot: int = -1  # number of the last letter that had one
-    entering: bool = False  # it comes (back): nobody waits for it yet
-    missed: int = 0  # letters in a row that did not come in time
-    announced: int = 0  # our degree in the letter of this round
-    used: tuple[int, float] = (0, 0.0)  # the last round that it counted in, with which coefficient
-    held: list[Letter] = field(default_factory=list)  # letters that came before they were asked for
-
-
-@dataclass
-class Counts:
-    """What happened so far."""
-
-    skipped: int = 0  # edges that did not count in a round
-    lost: int = 0
-    damaged: int = 0
-    resyncs: int = 0
-    undone: int = 0
-    mismatches: int = 0
-
-
 class Rounds:
-    """Exchanges the letters of one node with its neighbours.
+    """Exchanges the messages of one node with its neighbours.
 
-    `deadline`: seconds that a letter may be late, None for ever: then views may be kept as one running sum.
-    `resync_every`: rounds between two snapshots to every neighbour, None for snapshots only where something was lost.
+    `deadline`: seconds to wait for the messages of a round; None waits for ever and permits one running sum as views.
+    `resync_every`: rounds between two snapshots to every neighbour; None sends snapshots only on request.
     """
 
     def __init__(
         self,
         node: Node,
-        mail: Mail,
+        transport: PeerTransport,
         topology: Topology,
         *,
         deadline: float | None,
@@ -75,216 +46,219 @@ class Rounds:
         buffers: Tensor | None = None,
         membership: Membership | None = None,
     ) -> None:
-        self.node, self.mail, self.topology = node, mail, topology
+        self.node, self.transport, self.topology = node, transport, topology
         self.deadline, self.resync_every = deadline, resync_every
         self.buffers = torch.empty(0) if buffers is None else buffers
-        self.membership = membership or Membership(mail.world_size, rank=mail.rank, life=mail.life)
-        self.edges = {peer: Edge(peer) for peer in topology.ever(mail.rank)}
-        self.round = 0  # of the letters that were sent last; those of the neighbours may be on their way
-        self.arrived = True  # there are none before the first step
+        self.membership = membership or Membership(
+            transport.world_size, rank=transport.rank, incarnation=transport.incarnation
+        )
+        self.edges = {peer: Edge(peer) for peer in topology.all_neighbours(transport.rank)}
+        self.round = 0  # of the messages sent last; those of the neighbours may be in flight
+        self.received = True  # no messages are in flight before the first step
         self.coefficients: dict[int, float] = {}
-        self.correction: Tensor | None = None  # to be added to the next update: what flowed one way only
-        self.switched = False  # this node has changed its algorithm
-        self.heard_switch = False  # or a neighbour has
+        self.correction: Tensor | None = None  # undoes flows of one direction only; part of the next update
+        self.switched = False  # this node has switched to CHOCO
+        self.neighbour_switched = False
         self.counts = Counts()
-        self._read = mail.shared(Letter.unpack)
+        self._unpack = transport.parse_once(GossipMessage.unpack)
         self._mixed_buffers: Tensor | None = None
-        self._away: set[int] = set()
+        self._absent: set[int] = set()
 
-    # ------------------------------------------------------------------------------------------------------- beginning
+    # ------------------------------------------------------------------------------------------------------- starting
 
-    def begin(self, model: Tensor, buffers: Tensor) -> None:
-        """All ranks start from this."""
-        self.node.restart(model)
+    def start(self, model: Tensor, buffers: Tensor) -> None:
+        """All ranks start from this model."""
+        self.node.reset_all(model)
         self.buffers = buffers
 
-    def begin_from(self, peer: int, letter: Letter) -> Tensor:
-        """Start where a neighbour is, from its letter with a snapshot; the model."""
+    def start_from(self, peer: int, message: GossipMessage) -> Tensor:
+        """Start from a neighbour's message with a snapshot. Returns the model."""
         edge = self.edges[peer]
-        self.round, self.arrived = letter.round, True
-        self.node.views.put(peer, letter.snapshot)
-        self.node.views.absorb({peer: letter.message}, self.node.codec, *self.node.blend(letter.round))
+        self.round, self.received = message.round, True
+        self.node.views.put(peer, message.snapshot)
+        self.node.views.apply({peer: message.payload}, self.node.codec, *self.node.blend(message.round))
         model = self.node.views.of(peer).clone()
-        self.node.stand_at(model)
-        edge.last, edge.valid, edge.wanted = letter.round, True, True
-        self.membership.hear(letter.news)
-        self.membership.came(peer, letter.life)
+        self.node.reset_own(model)
+        edge.last, edge.valid, edge.snapshot_due = message.round, True, True
+        self.membership.merge(message.updates)
+        self.membership.mark_alive(peer, message.incarnation)
         return model
 
     # -------------------------------------------------------------------------------------------------------- sending
 
-    def post(self, message: Tensor, buffers: Tensor) -> None:
-        """End a step: send letter number `round` + 1 to the neighbours of that round."""
-        self._welcome()
+    def send(self, payload: Tensor, buffers: Tensor) -> None:
+        """End a step: send the messages of the next round to its neighbours."""
+        self._admit()
         self.round += 1
-        self.arrived = False
+        self.received = False
         self.buffers = buffers
-        now = self._neighbours()
-        checked = self.node.views.each and self.node.tracks and self.round % CHECK_EVERY == 0
-        view_checksum = kernels.checksum(self.node.own.view(torch.uint8)) if checked and now else 0
-        regular = self.resync_every is not None and self.round % self.resync_every == 0 and self.node.tracks
-        news = self.membership.news()
-        packed: dict[tuple[Flag, bool], Tensor] = {}  # neighbours that are told the same get the same letter
-        for edge in now:
-            edge.wants = self.node.tracks and not edge.valid
-            edge.announced = len(now)
-            flags = Flag.WANTS if edge.wants else Flag(0)
-            flags |= Flag.CHECKED if checked else Flag(0)
+        edges = self._active_edges()
+        check = self.node.views.per_peer and self.node.tracks and self.round % CHECK_EVERY == 0
+        view_checksum = kernels.checksum(self.node.own.view(torch.uint8)) if check and edges else 0
+        resync = self.resync_every is not None and self.round % self.resync_every == 0 and self.node.tracks
+        updates = self.membership.updates()
+        packed: dict[tuple[Flag, bool], Tensor] = {}  # neighbours with equal contents share one message
+        for edge in edges:
+            edge.requested = self.node.tracks and not edge.valid
+            edge.announced = len(edges)
+            flags = Flag.NEEDS_SNAPSHOT if edge.requested else Flag(0)
+            flags |= Flag.HAS_CHECKSUM if check else Flag(0)
             flags |= Flag.SWITCHED if self.switched else Flag(0)
-            flags |= Flag.USED if edge.used[0] == self.round - 1 else Flag(0)
-            whole = edge.wanted or (regular and edge.valid)
+            flags |= Flag.USED_LAST if edge.used[0] == self.round - 1 else Flag(0)
+            whole = edge.snapshot_due or (resync and edge.valid)
             if (flags, whole) not in packed:
-                packed[flags, whole] = Letter(
+                packed[flags, whole] = GossipMessage(
                     self.round,
                     flags=flags,
-                    degree=len(now),
-                    life=self.mail.life,
+                    degree=len(edges),
+                    incarnation=self.transport.incarnation,
                     view_checksum=view_checksum,
                     scale=self.node.scale,
-                    message=message,
+                    payload=payload,
                     buffers=buffers,
                     snapshot=self.node.own if whole else torch.empty(0),
-                    news=news,
+                    updates=updates,
                 ).pack()
             if whole:
-                edge.wanted, edge.snapshot = False, self.round
+                edge.snapshot_due, edge.snapshot_round = False, self.round
                 self.counts.resyncs += 1
-            self.mail.send(edge.peer, packed[flags, whole])
+            self.transport.send(edge.peer, packed[flags, whole])
 
-    def _neighbours(self) -> list[Edge]:
-        """Those that this round is with, in order."""
-        peers = self.topology.neighbours(self.mail.rank, self.round)
+    def _active_edges(self) -> list[Edge]:
+        """The edges of this round, in the order of ranks."""
+        peers = self.topology.neighbours(self.transport.rank, self.round)
         return [self.edges[peer] for peer in peers if peer in self.edges]
 
-    def _welcome(self) -> None:
-        for peer in self.mail.arrivals():
-            edge = Edge(peer, last=self.round, valid=not self.node.tracks, wanted=True, entering=True)
-            self.edges[peer] = edge
-            self._away.discard(peer)
-            _log.info("round %d: rank %d comes (back)", self.round, peer)
+    def _admit(self) -> None:
+        for peer in self.transport.rejoined():
+            self.edges[peer] = Edge(peer, last=self.round, valid=not self.node.tracks, snapshot_due=True, joining=True)
+            self._absent.discard(peer)
+            _log.info("round %d: rank %d joins", self.round, peer)
 
     # ------------------------------------------------------------------------------------------------------ receiving
 
-    def arrive(self) -> None:
-        """Have the letters of this round, or as many as came in time, and let the views follow them."""
-        if self.arrived:
+    def receive(self) -> None:
+        """Receive the messages of this round, as many as arrive in time, and apply them to the views."""
+        if self.received:
             return
-        until = self.mail.now() + (float("inf") if self.deadline is None else self.deadline)
-        edges = self._neighbours()
-        letters = {edge.peer: letter for edge in edges if (letter := self._letter(edge, until)) is not None}
+        until = self.transport.now() + (float("inf") if self.deadline is None else self.deadline)
+        edges = self._active_edges()
+        messages = {edge.peer: found for edge in edges if (found := self._message_of_round(edge, until)) is not None}
         for edge in edges:
-            self._take_back(edge, letters.get(edge.peer))
-        messages, usable = {}, []
+            self._undo_one_way_flow(edge, messages.get(edge.peer))
+        payloads, usable = {}, []
         for edge in edges:
-            letter = letters.get(edge.peer)
-            if letter is None:
+            message = messages.get(edge.peer)
+            if message is None:
                 self.counts.skipped += edge.peer in self.edges
                 continue
-            if self._follows(edge, letter):
-                messages[edge.peer] = letter.message
-            # Who asked for a snapshot can use the round that brings it, and who sent one knows that.
-            known = edge.valid and (not edge.wants or letter.snapshot.numel() > 0)
-            if known and (Flag.WANTS not in letter.flags or edge.snapshot == self.round):
-                usable.append((edge, letter))
+            if self._can_apply(edge, message):
+                payloads[edge.peer] = message.payload
+            # The round that brings a snapshot is usable for the rank that asked. The sender of the snapshot knows that.
+            known = edge.valid and (not edge.requested or message.snapshot.numel() > 0)
+            if known and (Flag.NEEDS_SNAPSHOT not in message.flags or edge.snapshot_round == self.round):
+                usable.append((edge, message))
             else:
                 self.counts.skipped += 1
-        self.node.absorb(messages, self.round)
-        weights = {edge.peer: self._weight(edge, letter) for edge, letter in usable}
-        scales = {edge.peer: min(self.node.scale, letter.scale) for edge, letter in usable}
+        self.node.apply(payloads, self.round)
+        weights = {edge.peer: self._weight(edge, message) for edge, message in usable}
+        scales = {edge.peer: min(self.node.scale, message.scale) for edge, message in usable}
         self.coefficients = {peer: weight * scales[peer] for peer, weight in weights.items()}
-        self._mix_buffers({edge.peer: letter.buffers for edge, letter in usable}, weights)
+        self._mix_buffers({edge.peer: message.buffers for edge, message in usable}, weights)
         for edge, _ in usable:
             edge.used = (self.round, self.coefficients[edge.peer])
-        self.arrived = True
+        self.received = True
 
-    def next_letter(self, edge: Edge, until: float) -> Letter | None:
-        """The next letter of a neighbour that is whole; None if there is none in time, or the neighbour is gone."""
+    def next_message(self, edge: Edge, until: float) -> GossipMessage | None:
+        """The next undamaged message of a neighbour; None if it is late or the neighbour is gone."""
         while True:
             try:
-                packed = self.mail.receive(edge.peer, until=until)
-            except GoneError as gone:
+                packed = self.transport.receive(edge.peer, until=until)
+            except PeerGoneError as gone:
                 self.remove(edge.peer, str(gone))
                 return None
             try:
-                return None if packed is None else self._read(packed)
+                return None if packed is None else self._unpack(packed)
             except MessageError as damage:
                 self.counts.damaged += 1
-                _log.warning("round %d: a letter of rank %d is not used: %s", self.round, edge.peer, damage)
+                _log.warning("round %d: dropped a message of rank %d: %s", self.round, edge.peer, damage)
 
-    def _letter(self, edge: Edge, until: float) -> Letter | None:
-        """The letter of this round from one neighbour, or None; letters that come late are followed on the way."""
-        if edge.entering:
-            until = self.mail.now()
+    def _message_of_round(self, edge: Edge, until: float) -> GossipMessage | None:
+        """The neighbour's message of this round, or None. Late messages of earlier rounds are applied on the way."""
+        if edge.joining:
+            until = self.transport.now()
         while True:
-            letter = edge.held.pop(0) if edge.held else self.next_letter(edge, until)
-            if letter is None:
+            message = edge.early.pop(0) if edge.early else self.next_message(edge, until)
+            if message is None:
                 self._missed(edge)
                 return None
-            if letter.kind != Kind.ROUND and letter.round >= self.round:  # it averages already: its letter is lost
-                edge.held.insert(0, letter)
+            if message.kind != Kind.ROUND and message.round >= self.round:  # it averages already: its message is lost
+                edge.early.insert(0, message)
                 self.counts.lost += 1
                 return None
-            if letter.kind != Kind.ROUND or letter.round <= edge.last:
-                continue  # an average that was given up, or a letter for the second time
-            self.membership.hear(letter.news)
-            self.heard_switch |= Flag.SWITCHED in letter.flags
-            if edge.entering:
-                edge.entering, edge.last = False, letter.round - 1
-                self.membership.came(edge.peer, letter.life)
+            if message.kind != Kind.ROUND or message.round <= edge.last:
+                continue  # of an abandoned average, or a duplicate
+            self.membership.merge(message.updates)
+            self.neighbour_switched |= Flag.SWITCHED in message.flags
+            if edge.joining:
+                edge.joining, edge.last = False, message.round - 1
+                self.membership.mark_alive(edge.peer, message.incarnation)
             edge.missed = 0
-            if letter.round == self.round:
-                return letter
-            if letter.round > self.round:  # that of this round is lost
-                edge.held.insert(0, letter)
+            if message.round == self.round:
+                return message
+            if message.round > self.round:  # the message of this round is lost
+                edge.early.insert(0, message)
                 self.counts.lost += 1
-                if self.node.tracks and self.node.views.each:
-                    edge.valid = False  # nobody knows what it said: ask for a snapshot now, not one letter later
+                if self.node.tracks and self.node.views.per_peer:
+                    edge.valid = False  # its content is unknown: request a snapshot now, not one message later
                 return None
-            if self._follows(edge, letter):  # late: its round is over, but what it says is still true
-                self.node.views.absorb({edge.peer: letter.message}, self.node.codec, *self.node.blend(letter.round))
+            if self._can_apply(edge, message):  # late for its round, but its payload still belongs to the view
+                self.node.views.apply({edge.peer: message.payload}, self.node.codec, *self.node.blend(message.round))
 
-    def _follows(self, edge: Edge, letter: Letter) -> bool:
-        """Whether the view of the neighbour can follow this letter's message."""
-        # A letter that was sent before ours with a snapshot could arrive may ask for one still.
-        edge.wanted |= Flag.WANTS in letter.flags and letter.round > edge.snapshot
+    def _can_apply(self, edge: Edge, message: GossipMessage) -> bool:
+        """Whether the payload of this message fits the view of the neighbour; takes its snapshot, if there is one."""
+        # A message sent before our last snapshot arrived may still ask for one.
+        edge.snapshot_due |= Flag.NEEDS_SNAPSHOT in message.flags and message.round > edge.snapshot_round
         views, size = self.node.views, self.node.own.numel()
         if not self.node.tracks:
-            edge.last = letter.round
+            edge.last = message.round
             return True
-        if letter.snapshot.numel():
-            if letter.snapshot.numel() != size:
+        if message.snapshot.numel():
+            if message.snapshot.numel() != size:
                 raise ExchangeError(f"rank {edge.peer} sent a snapshot of another model: start all ranks with the same")
-            views.put(edge.peer, letter.snapshot)
+            views.put(edge.peer, message.snapshot)
             edge.valid = True
-        elif letter.round != edge.last + 1:
-            if not views.each:
-                views.remove(edge.peer)  # which it cannot, and says why
+        elif message.round != edge.last + 1:
+            if not views.per_peer:
+                views.remove(edge.peer)  # raises: a running sum cannot leave anyone out
             edge.valid = False
-        elif Flag.CHECKED in letter.flags and edge.valid and views.each and not self._same_view(edge, letter):
+        elif edge.valid and self._view_differs(edge, message):
             self.counts.mismatches += 1
             edge.valid = False
-            _log.warning("round %d: the copy of rank %d's model is not what it should be", self.round, edge.peer)
-        edge.last = letter.round
+            _log.warning("round %d: the copy of the model of rank %d differs from it", self.round, edge.peer)
+        edge.last = message.round
         return edge.valid
 
-    def _same_view(self, edge: Edge, letter: Letter) -> bool:
-        return kernels.checksum(self.node.views.of(edge.peer).view(torch.uint8)) == letter.view_checksum
+    def _view_differs(self, edge: Edge, message: GossipMessage) -> bool:
+        if Flag.HAS_CHECKSUM not in message.flags or not self.node.views.per_peer:
+            return False
+        return kernels.checksum(self.node.views.of(edge.peer).view(torch.uint8)) != message.view_checksum
 
-    def _take_back(self, edge: Edge, letter: Letter | None) -> None:
-        """If the neighbour did not use the last round and we did, take back what flowed. Views are still as then."""
-        counted, coefficient = edge.used
-        if letter is None or counted != self.round - 1 or counted == 0 or Flag.USED in letter.flags:
+    def _undo_one_way_flow(self, edge: Edge, message: GossipMessage | None) -> None:
+        """Undo the flow of the last round if the neighbour did not use it. The views are still those of that round."""
+        used, coefficient = edge.used
+        if message is None or used != self.round - 1 or used == 0 or Flag.USED_LAST in message.flags:
             return
-        if edge.last != self.round - 1 or not self.topology.static or not self.node.views.each:
+        if edge.last != self.round - 1 or not self.topology.static or not self.node.views.per_peer:
             return
         flow = self.node.flow_from(edge.peer, coefficient)
         self.correction = flow.neg_() if self.correction is None else self.correction.sub_(flow)
         self.counts.undone += 1
 
-    def _weight(self, edge: Edge, letter: Letter) -> float:
+    def _weight(self, edge: Edge, message: GossipMessage) -> float:
         if self.topology.weights == "uniform":
-            return self.topology.weight(self.mail.rank, edge.peer, self.round)
-        return metropolis(edge.announced, letter.degree)
+            return self.topology.weight(self.transport.rank, edge.peer, self.round)
+        return metropolis(edge.announced, message.degree)
 
     def _mix_buffers(self, theirs: Mapping[int, Tensor], weights: Mapping[int, float]) -> None:
         self._mixed_buffers = None
@@ -296,38 +270,39 @@ class Rounds:
         self._mixed_buffers = total
 
     def take_buffers(self) -> Tensor | None:
-        """How much the neighbours' buffers change the own ones, once."""
+        """The change of the buffers by this round's average. A second call returns None."""
         mixed, self._mixed_buffers = self._mixed_buffers, None
         return None if mixed is None else mixed.sub_(self.buffers)
 
     def take_correction(self) -> Tensor | None:
+        """What to add to the next update. A second call returns None."""
         correction, self.correction = self.correction, None
         return correction
 
-    # -------------------------------------------------------------------------------------------------------- leaving
+    # ------------------------------------------------------------------------------------------- removing a neighbour
 
     def _missed(self, edge: Edge) -> None:
-        if edge.entering or edge.peer not in self.edges:
+        if edge.joining or edge.peer not in self.edges:
             return
         edge.missed += 1
-        _log.warning("round %d: no letter of rank %d within %s s", self.round, edge.peer, self.deadline)
+        _log.warning("round %d: no message from rank %d within %s s", self.round, edge.peer, self.deadline)
         if edge.missed >= PATIENCE:
-            self.remove(edge.peer, f"no letter in {edge.missed} rounds")
+            self.remove(edge.peer, f"no message in {edge.missed} rounds")
 
-    def remove(self, peer: int, why: str) -> None:
-        """Go on without a neighbour; weights follow from the degrees."""
+    def remove(self, peer: int, reason: str) -> None:
+        """Continue without a neighbour. The weights follow from the new degrees."""
         self.node.views.remove(peer)
         self.edges.pop(peer, None)
-        self.membership.died(peer)
-        self.mail.drop(peer)
-        self._away.add(peer)
-        self.mail.expect(self._away)
-        _log.warning("round %d: rank %d goes on without rank %d: %s", self.round, self.mail.rank, peer, why)
+        self.membership.mark_dead(peer)
+        self.transport.disconnect(peer)
+        self._absent.add(peer)
+        self.transport.watch_for(self._absent)
+        _log.warning("round %d: rank %d continues without rank %d: %s", self.round, self.transport.rank, peer, reason)
 
     # ---------------------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
-        """Everything, once the letters of this round are there."""
+        """The state between two rounds: no message of this round is in flight."""
         return {
             "round": self.round,
             "coefficients": dict(self.coefficients),
@@ -339,7 +314,7 @@ class Rounds:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.round, self.arrived = state["round"], True
+        self.round, self.received = state["round"], True
         self.coefficients = dict(state["coefficients"])
         self.correction, self.buffers = state["correction"], state["buffers"].clone()
         self._mixed_buffers, self.switched = state["mixed_buffers"], state["switched"]

@@ -1,4 +1,4 @@
-"""A model as one long float32 tensor and back: its parameters, and the running statistics among its buffers."""
+"""A model as one flat float32 tensor and back: its parameters, and its floating-point buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import OptionError
 
 
 class Flat:
-    """Some tensors, read and written as one.
+    """Several tensors, read and written as one flat tensor.
 
     >>> weights = [torch.ones(2, 2), torch.zeros(3)]
     >>> flat = Flat(weights)
@@ -38,14 +38,14 @@ class Flat:
 
 
 def trained(model: nn.Module, groups: Iterable[dict[str, object]]) -> dict[str, nn.Parameter]:
-    """The parameters of the model that the optimizer moves, by name; an error if it moves others."""
+    """The parameters of the model that the optimizer updates, by name; an error if it updates others."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, nn.Parameter] = {}
     for group in groups:
         for parameter in group["params"]:  # type: ignore[attr-defined]
             if id(parameter) not in names:
                 raise OptionError(
-                    "the optimizer has parameters that the model has not: make it from model.parameters()"
+                    "the optimizer has parameters that are not in the model: make it from model.parameters()"
                 )
             found[names[id(parameter)]] = parameter
     for name, parameter in found.items():
@@ -58,6 +58,6 @@ def trained(model: nn.Module, groups: Iterable[dict[str, object]]) -> dict[str, 
 
 
 def statistics(model: nn.Module) -> list[Tensor]:
-    """The floating-point buffers that are saved with the model: what batch norm keeps, and its like."""
+    """The floating-point buffers that are saved with the model, such as the statistics of batch norm."""
     saved = model.state_dict(keep_vars=True).keys()
     return [buffer for name, buffer in model.named_buffers() if name in saved and buffer.is_floating_point()]

@@ -1,4 +1,4 @@
-"""What a rank knows of its neighbours' models: each of them, or only their weighted sum."""
+"""The neighbours' models as this rank knows them: one copy for each neighbour, or only their weighted sum."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..codecs.base import Codec
 from ..errors import ExchangeError, StateError
 
 
-def move(view: Tensor, message: Tensor, codec: Codec, keep: float, take: float) -> None:
-    """view <- keep view + take C, where C is what the message says."""
+def apply_payload(view: Tensor, payload: Tensor, codec: Codec, keep: float, take: float) -> None:
+    """view <- keep * view + take * C, where C is the decoded payload."""
     if keep == 1.0 and take == 1.0:
-        codec.add(message, view)
+        codec.add(payload, view)
     elif keep == 0.0 and take == 1.0:
-        codec.put(message, view)
+        codec.put(payload, view)
     else:
-        view.mul_(keep).add_(codec.decode(message, numel=view.numel()), alpha=take)
+        view.mul_(keep).add_(codec.decode(payload, numel=view.numel()), alpha=take)
 
 
 class Replicas:
-    """A copy of every neighbour's model as that neighbour says it is: any of them can be left out of a round.
+    """One copy of each neighbour's model. A round can leave out any neighbour.
 
     >>> import torch
     >>> views = Replicas(torch.zeros(2), [1])
@@ -32,37 +32,38 @@ class Replicas:
     tensor([1.5000, 1.5000])
     """
 
-    each = True
+    per_peer = True
 
     def __init__(self, start: Tensor, peers: Iterable[int]) -> None:
         self._of = {peer: start.clone() for peer in peers}
 
-    def restart(self, model: Tensor) -> None:
+    def reset(self, model: Tensor) -> None:
+        """All neighbours have this model."""
         for view in self._of.values():
             view.copy_(model)
 
     def of(self, peer: int) -> Tensor:
         return self._of[peer]
 
-    def put(self, peer: int, view: Tensor) -> None:
-        """A snapshot of the neighbour."""
+    def put(self, peer: int, snapshot: Tensor) -> None:
+        """Replace the copy of one neighbour."""
         if peer in self._of:
-            self._of[peer].copy_(view)
+            self._of[peer].copy_(snapshot)
         else:
-            self._of[peer] = view.clone()
+            self._of[peer] = snapshot.clone()
 
     def remove(self, peer: int) -> None:
         self._of.pop(peer, None)
 
-    def absorb(self, messages: Mapping[int, Tensor], codec: Codec, keep: float, take: float) -> None:
-        for peer, message in messages.items():
+    def apply(self, payloads: Mapping[int, Tensor], codec: Codec, keep: float, take: float) -> None:
+        for peer, payload in payloads.items():
             if peer in self._of:
-                move(self._of[peer], message, codec, keep, take)
-            else:  # it has come back, with a whole model: what tracks changes begins with a snapshot
-                self._of[peer] = codec.decode(message)
+                apply_payload(self._of[peer], payload, codec, keep, take)
+            else:  # a peer that rejoined sends a whole model; where payloads are changes, a snapshot came first
+                self._of[peer] = codec.decode(payload)
 
     def mixed(self, own: Tensor, rank: int, coefficients: Mapping[int, float]) -> Tensor:
-        """own and the neighbours' views, weighted, added in the order of ranks."""
+        """The weighted sum of `own` and the neighbours' copies, added in the order of ranks."""
         shares = {**coefficients, rank: 1.0 - sum(coefficients.values())}
         total: Tensor | None = None
         for peer in sorted(shares):
@@ -76,12 +77,12 @@ class Replicas:
 
     def load(self, state: Mapping[str, Any]) -> None:
         if "each" not in state:
-            raise StateError("this state has one running sum for all neighbours: give the same deadline as when saving")
+            raise StateError("this state has one running sum of all neighbours: give the deadline it was saved with")
         self._of = {int(peer): view.clone() for peer, view in state["each"].items()}
 
 
 class RunningSum:
-    """The weighted sum of all neighbours' models: one vector, however many there are, but none can be left out.
+    """The weighted sum of all neighbours' models: one vector for any number of neighbours. None can be left out.
 
     >>> import torch
     >>> views = RunningSum(torch.ones(2), {1: 0.25, 2: 0.25})
@@ -89,32 +90,33 @@ class RunningSum:
     tensor([1., 1.])
     """
 
-    each = False
+    per_peer = False
 
     def __init__(self, start: Tensor, weights: Mapping[int, float]) -> None:
         self._weights = dict(sorted(weights.items()))
         self._sum = start * sum(self._weights.values())
 
-    def restart(self, model: Tensor) -> None:
+    def reset(self, model: Tensor) -> None:
+        """All neighbours have this model."""
         self._sum = model * sum(self._weights.values())
 
     def of(self, peer: int) -> Tensor:
-        raise StateError("there is one running sum for all neighbours: give a deadline to have a view of each")
+        raise StateError("there is one running sum of all neighbours: give a deadline to keep a copy of each")
 
-    def put(self, peer: int, view: Tensor) -> None:
-        raise ExchangeError(f"one sum for all neighbours cannot take a snapshot of rank {peer}: give a deadline")
+    def put(self, peer: int, snapshot: Tensor) -> None:
+        raise ExchangeError(f"one running sum cannot take a snapshot of rank {peer}: give a deadline")
 
     def remove(self, peer: int) -> None:
-        raise ExchangeError(f"one sum for all neighbours cannot do without rank {peer}: give a deadline")
+        raise ExchangeError(f"one running sum cannot leave out rank {peer}: give a deadline")
 
-    def absorb(self, messages: Mapping[int, Tensor], codec: Codec, keep: float, take: float) -> None:
+    def apply(self, payloads: Mapping[int, Tensor], codec: Codec, keep: float, take: float) -> None:
         if keep != 1.0:
             self._sum.mul_(keep)
         for peer, weight in self._weights.items():
-            self._sum.add_(codec.decode(messages[peer], numel=self._sum.numel()), alpha=weight * take)
+            self._sum.add_(codec.decode(payloads[peer], numel=self._sum.numel()), alpha=weight * take)
 
     def mixed(self, own: Tensor, rank: int, coefficients: Mapping[int, float]) -> Tensor:
-        """The coefficients are those of the sum times a factor that is the same for all, 1 but for CHOCO."""
+        """The coefficients are the weights of the sum times one common factor, which is below 1 for CHOCO only."""
         if not coefficients:
             return own.clone()
         whole = sum(self._weights.values())
@@ -126,5 +128,5 @@ class RunningSum:
 
     def load(self, state: Mapping[str, Any]) -> None:
         if "sum" not in state:
-            raise StateError("this state has a view of each neighbour: give the same deadline as when saving")
+            raise StateError("this state has a copy of each neighbour's model: give the deadline it was saved with")
         self._sum.copy_(state["sum"])

@@ -1,4 +1,4 @@
-"""An optimizer around an optimizer: to schedulers and to GradScaler it looks like the one inside."""
+"""An optimizer around another one; schedulers and GradScaler see the inner one's groups and state."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..errors import OptionError
 
 
 class Wrapped(torch.optim.Optimizer):
-    """Parameters, groups and state are those of `base`; only what a step does is different."""
+    """Parameters, groups and state are those of `base`. Subclasses define `step`."""
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
-        self.base = base  # and not super().__init__, which would make groups of its own
+        self.base = base  # no super().__init__(): it would create a second set of groups
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -31,4 +31,6 @@ class Wrapped(torch.optim.Optimizer):
         self.base.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise OptionError("parameters cannot be added to a decentralised optimizer: give all to the optimizer first")
+        raise OptionError(
+            "parameters cannot be added to a decentralised optimizer: give all of them to the inner optimizer first"
+        )

@@ -72,6 +72,8 @@ dequantize_add = _dispatch(reference.dequantize_add)
 exponential_add = _dispatch(reference.exponential_add)
 exponential_decode_add = _dispatch(reference.exponential_decode_add)
 exponential_encode = _dispatch(reference.exponential_encode)
+finite = _dispatch(reference.finite)
+hash64 = _dispatch(reference.hash64)
 keep_largest = _dispatch(reference.keep_largest)
 moments = _dispatch(reference.moments)
 pack = _dispatch(reference.pack)
@@ -80,7 +82,10 @@ random_bits = reference.random_bits
 rotate = _dispatch(reference.rotate)
 rotated_add = _dispatch(reference.rotated_add)
 abs_max_encode = _dispatch(reference.abs_max_encode)
+abs_max_encode_rows = _dispatch(reference.abs_max_encode_rows)
 rotated_encode = _dispatch(reference.rotated_encode)
+rotated_add_rows = _dispatch(reference.rotated_add_rows)
+rotated_encode_rows = _dispatch(reference.rotated_encode_rows)
 scatter_add = _dispatch(reference.scatter_add)
 select = _dispatch(reference.select)
 select_ef = _dispatch(reference.select_ef)
@@ -94,6 +99,7 @@ __all__ = [
     "Moments",
     "Selection",
     "abs_max_encode",
+    "abs_max_encode_rows",
     "all_finite",
     "block_abs_max",
     "block_min_max",
@@ -108,6 +114,8 @@ __all__ = [
     "exponential_add",
     "exponential_decode_add",
     "exponential_encode",
+    "finite",
+    "hash64",
     "keep_largest",
     "moments",
     "pack",
@@ -116,7 +124,9 @@ __all__ = [
     "random_bits",
     "rotate",
     "rotated_add",
+    "rotated_add_rows",
     "rotated_encode",
+    "rotated_encode_rows",
     "rotated_numel",
     "scatter_add",
     "select",

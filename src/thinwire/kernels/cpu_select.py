@@ -8,7 +8,7 @@ from numba import float32, int32, uint32
 
 from .cpu_compile import compiled, summing
 from .layout import MIX_1, WEYL
-from .vectors import accumulate_mask, lowest_bit, mask_above
+from .vectors import accumulate_mask, lowest_bit, mask_above, multiply_add
 
 _MAGNITUDE = int32(0x7FFFFFFF)
 
@@ -121,28 +121,28 @@ def _tail_mask(bits, low):
 
 
 @compiled
-def select_ef(memory, gradient, threshold, values, indices):
+def select_ef(memory, gradient, out, decay, threshold, values, indices):
     """Adds, selects, compacts and clears in one pass; most runs of 32 hold nothing above the threshold.
 
-    Returns how many were kept and how many exceed the threshold.
+    Returns how many were kept and how many exceed the threshold. `out` may be one of the inputs.
     """
-    bits = memory.view(np.int32)
-    full = memory.size & ~31
+    bits = out.view(np.int32)
+    full = out.size & ~31
     kept, left = 0, 0
-    for i in range(0, memory.size, 32):
+    for i in range(0, out.size, 32):
         if i < full:
-            mask = accumulate_mask(memory, gradient, i, threshold)
+            mask = accumulate_mask(memory, gradient, i, decay, threshold, out)
         else:
-            for j in range(full, memory.size):
-                memory[j] += gradient[j]
+            for j in range(full, out.size):
+                out[j] = multiply_add(memory[j], decay, gradient[j])
             mask = _tail_mask(bits[full:], threshold)
         room = kept + 32 <= indices.size  # for any mask, so that the loop need not ask
         while mask != uint32(0):
             if room or kept < indices.size:
                 j = i + lowest_bit(mask)
                 indices[kept] = j
-                values[kept] = memory[j]
-                memory[j] = float32(0.0)
+                values[kept] = out[j]
+                out[j] = float32(0.0)
                 kept += 1
             else:
                 left += 1

@@ -1,6 +1,7 @@
-"""Whole encoders put together from the loops of a body: the definition, and what runs on a GPU.
+"""Whole encoders put together from the loops of a body: the definition, and the way of a GPU with large blocks.
 
-The numba body has one loop instead of each (`cpu_rotated.py`, `cpu_quantize.py`) with the same bits.
+With the same bits, the numba body has one loop instead of each (`cpu_whole.py`), and the Triton body has one launch
+where a block fits into a program (`gpu_whole.py`).
 """
 
 from __future__ import annotations

@@ -113,6 +113,15 @@ def unpack_kernel(codes, packed, numel, BITS: tl.constexpr, ROWS: tl.constexpr):
     tl.store(codes + element, load_codes(packed, element, mask, BITS).to(tl.uint8), mask=mask)
 
 
+@triton.jit
+def rounded_codes(y, element, k0, k1, TOP: tl.constexpr, OFFSET: tl.constexpr):
+    """Fixed-point numbers rounded at random to codes 0..TOP; OFFSET is the code of zero."""
+    # Not tl.minimum and tl.maximum: the comparison decides where NaN goes (to the top).
+    y = tl.where(y < (TOP - OFFSET) * _ONE, y, (TOP - OFFSET) * _ONE)
+    y = tl.where(y > -OFFSET * _ONE, y, -OFFSET * _ONE)
+    return (y.to(tl.int32) + _dither(element, k0, k1) + OFFSET * _UNIT) >> _FRACTION
+
+
 @triton.jit(do_not_specialize=["k0", "k1"])
 def quantize_kernel(
     packed, x, low, inverse_step, numel, block_chunks, k0, k1,
@@ -122,10 +131,7 @@ def quantize_kernel(
     mask = element < numel
     scale = _scale(inverse_step, chunk, numel, block_chunks) * _ONE
     y = (tl.load(x + element, mask=mask, other=0.0) - _scale(low, chunk, numel, block_chunks)) * scale
-    # Not tl.minimum and tl.maximum: the comparison decides where NaN goes (to the top).
-    y = tl.where(y < (TOP - OFFSET) * _ONE, y, (TOP - OFFSET) * _ONE)
-    y = tl.where(y > -OFFSET * _ONE, y, -OFFSET * _ONE)
-    codes = (y.to(tl.int32) + _dither(element, k0, k1) + OFFSET * _UNIT) >> _FRACTION
+    codes = rounded_codes(y, element, k0, k1, TOP, OFFSET)
     store_codes(packed, chunk, tl.where(mask, codes, 0), chunk * 64 < numel, BITS, ROWS)
 
 
@@ -197,24 +203,36 @@ def exponential_add_kernel(out, a, b, numel, k0, k1, TOP: tl.constexpr, ROWS: tl
     tl.store(out + element, tl.where(small == 0, large, result).to(tl.uint8), mask=mask)
 
 
-@triton.jit(do_not_specialize=["k0", "k1"])
-def rotate_kernel(out, x, first, numel_in, numel_out, scale, k0, k1, LOG_WIDTH: tl.constexpr, FORWARD: tl.constexpr):
-    """One Hadamard transform of 2**LOG_WIDTH elements per program, the random signs before it (FORWARD) or after."""
+@triton.jit
+def random_signs(position, k0, k1):
+    """+1 or -1 from the top random bit."""
+    return 1.0 - 2.0 * (hash_bits(position, k0, k1) >> 31).to(tl.float32)
+
+
+@triton.jit
+def hadamard(row, factor, LOG_WIDTH: tl.constexpr):
+    """The Hadamard transform of 2**LOG_WIDTH elements, times `factor`."""
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
-    position = first + tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    row = tl.load(x + position, mask=position < numel_in, other=0.0)
-    signs = 1.0 - 2.0 * (hash_bits(position, k0, k1) >> 31).to(tl.float32)
-    if FORWARD:
-        row = row * signs
     if LOG_WIDTH > 0:
         # Constant geometry: each pass pairs neighbours and moves the pair's bit of the index to the top, so the passes
         # see the strides 1, 2, 4, ... of the reference, and after the last one the order is the natural one again.
         for _ in tl.static_range(LOG_WIDTH):
             even, odd = tl.split(tl.reshape(row, (WIDTH // 2, 2)))
             row = tl.reshape(tl.permute(tl.join(even + odd, even - odd), (1, 0)), (WIDTH,))
-    row = row * scale
-    if not FORWARD:
-        row = row * signs
+    return row * factor
+
+
+@triton.jit(do_not_specialize=["k0", "k1"])
+def rotate_kernel(out, x, first, numel_in, numel_out, scale, k0, k1, LOG_WIDTH: tl.constexpr, FORWARD: tl.constexpr):
+    """One Hadamard transform of 2**LOG_WIDTH elements per program, the random signs before it (FORWARD) or after."""
+    WIDTH: tl.constexpr = 1 << LOG_WIDTH
+    position = first + tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    row = tl.load(x + position, mask=position < numel_in, other=0.0)
+    signs = random_signs(position, k0, k1)
+    if FORWARD:
+        row = hadamard(row * signs, scale, LOG_WIDTH)
+    else:
+        row = hadamard(row, scale, LOG_WIDTH) * signs
     tl.store(out + position, row, mask=position < numel_out)
 
 

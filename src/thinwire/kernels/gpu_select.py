@@ -12,11 +12,15 @@ import triton
 import triton.language as tl
 
 from . import layout
-from .gpu_quantize import load_codes, store_codes
 
 ABS_MAX, MIN_MAX, SQUARE_SUM = 0, 1, 2  # what `block_reduce_kernel` computes
 _ABS_MAX, _MIN_MAX = tl.constexpr(ABS_MAX), tl.constexpr(MIN_MAX)  # a kernel only reads constexpr globals
 _INT32_MAX = tl.constexpr(0x7FFFFFFF)
+STATUS_BITS = 2  # of a word of `select_kernel`'s state, below the count
+_STATUS_BITS, _STATUS_MASK = tl.constexpr(STATUS_BITS), tl.constexpr((1 << STATUS_BITS) - 1)
+_WITH_SUM = tl.constexpr(2)  # the status of a tile that knows the sum so far
+_HASH_STEP, _HASH_ADD = tl.constexpr(layout.HASH_STEP), tl.constexpr(layout.HASH_ADD)
+_HASH_ODD = tl.constexpr(layout.HASH_ODD)
 _WEYL, _MIX_1 = tl.constexpr(layout.WEYL), tl.constexpr(layout.MIX_1)
 
 
@@ -50,38 +54,65 @@ def block_reduce_kernel(x, out, high, numel, block, tiles, KIND: tl.constexpr, R
 
 
 @triton.jit(do_not_specialize=["threshold"])
-def mark_kernel(
-    x, gradient, marks, counts, numel, threshold, ADD: tl.constexpr, MARK: tl.constexpr, ROWS: tl.constexpr
-):
-    """x += gradient (ADD), count |x| above the threshold, and write one bit for each element above it (MARK).
-
-    The bits, packed like codes, let `take_kernel` find the elements without reading all of x again.
-    """
+def count_kernel(x, counts, numel, threshold, ROWS: tl.constexpr):
+    """Each program's number of |x| above the threshold, which comes as float bits."""
     element = _elements(ROWS * 64)
     mask = element < numel
-    values = tl.load(x + element, mask=mask, other=0.0)
+    magnitude = tl.load(x + element, mask=mask, other=0.0).to(tl.int32, bitcast=True) & _INT32_MAX
+    tl.store(counts + tl.program_id(0), tl.sum((mask & (magnitude > threshold)).to(tl.int32), axis=0))
+
+
+@triton.jit
+def _sum_before(state, number, WINDOW: tl.constexpr):
+    """The sum of the counts of all tiles before `number`: looks back until a tile that knows its own sum.
+
+    A window that has a tile without a count in front of that one is read again. Such a tile has started earlier than
+    this one and needs nothing from it, so the wait ends.
+    """
+    near = tl.arange(0, WINDOW).to(tl.int64)
+    total = number * 0
+    end = number
+    while end > 0:
+        tile = end - 1 - near
+        word = tl.load(state + tile, mask=tile >= 0, other=_WITH_SUM, volatile=True)
+        status = word & _STATUS_MASK
+        known = tl.min(tl.where(status == _WITH_SUM, near, WINDOW), axis=0)
+        unknown = tl.min(tl.where(status == 0, near, WINDOW), axis=0)
+        found = tl.sum(tl.where(near <= known, word >> _STATUS_BITS, 0), axis=0)
+        ready = unknown >= known
+        total = tl.where(ready, total + found, total)
+        end = tl.where(ready, tl.where(known < WINDOW, 0, end - WINDOW), end)
+    return total
+
+
+@triton.jit(do_not_specialize=["threshold", "capacity"])
+def select_kernel(
+    x, gradient, out, values, indices, state, decay, numel, threshold, capacity,
+    ADD: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Elements above the threshold to `values` and `indices` in order of position; with ADD the rest to `out`.
+
+    One pass: programs tell each other how many they found in `state`, which starts as zeros. Its first word counts the
+    programs that have started; then one word per tile holds a count (status 1) or the sum so far (status 2).
+    """
+    number = tl.atomic_add(state, 1)  # not the program's id: a tile waits only for tiles that have started
+    element = number * (ROWS * 64) + tl.arange(0, ROWS * 64)
+    mask = element < numel
+    found = tl.load(x + element, mask=mask, other=0.0)
     if ADD:
-        values = values + tl.load(gradient + element, mask=mask, other=0.0)
-        tl.store(x + element, values, mask=mask)
-    magnitude = values.to(tl.int32, bitcast=True) & _INT32_MAX
+        found = tl.fma(found, decay, tl.load(gradient + element, mask=mask, other=0.0))
+    magnitude = found.to(tl.int32, bitcast=True) & _INT32_MAX
     above = (mask & (magnitude > threshold)).to(tl.int32)
-    tl.store(counts + tl.program_id(0), tl.sum(above, axis=0))
-    if MARK:
-        chunk = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        store_codes(marks, chunk, tl.reshape(above, (ROWS, 64)), chunk * 64 < numel, 1, ROWS)
-
-
-@triton.jit(do_not_specialize=["capacity"])
-def take_kernel(x, marks, starts, values, indices, numel, capacity, ZERO: tl.constexpr, ROWS: tl.constexpr):
-    """Move marked elements to their place in order of position; those past `capacity` stay untouched."""
-    element = _elements(ROWS * 64)
-    marked = load_codes(marks, element, element < numel, 1)
-    rank = tl.load(starts + tl.program_id(0)) + tl.cumsum(marked, axis=0) - marked
-    take = (marked > 0) & (rank < capacity)
-    tl.store(values + rank, tl.load(x + element, mask=take, other=0.0), mask=take)
+    count = tl.sum(above, axis=0).to(tl.int64)
+    tl.atomic_xchg(state + 1 + number, (count << _STATUS_BITS) + 1)
+    before = _sum_before(state + 1, number, WINDOW)
+    tl.atomic_xchg(state + 1 + number, ((before + count) << _STATUS_BITS) + _WITH_SUM)
+    rank = before + tl.cumsum(above, axis=0) - above
+    take = (above > 0) & (rank < capacity)
+    tl.store(values + rank, found, mask=take)
     tl.store(indices + rank, element.to(tl.int32), mask=take)
-    if ZERO:
-        tl.store(x + element, tl.zeros((ROWS * 64,), tl.float32), mask=take)
+    if ADD:
+        tl.store(out + element, tl.where(take, 0.0, found), mask=mask)
 
 
 @triton.jit
@@ -114,3 +145,37 @@ def checksum_kernel(words, sums, count, TILE: tl.constexpr):
     h = (h ^ (h >> 16)) * _MIX_1
     h = tl.where(inside, h ^ (h >> 15), 0)
     tl.store(sums + tl.program_id(0), tl.sum(h, axis=0).to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def _odd_multiplier(position):
+    """`reference_parts.odd_multipliers`, in uint64."""
+    y = position * _HASH_STEP + _HASH_ADD
+    y = (y & 0xFFFFFFFF) * (y >> 32) + y
+    y = (y ^ (y >> 32)) * _HASH_ODD
+    return (y ^ (y >> 29)) | 1
+
+
+@triton.jit
+def hash_kernel(words, sums, count, ROWS: tl.constexpr):
+    """Each program's sum of words times their multipliers, modulo 2**64."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    lane = tl.arange(0, 64)
+    place = row[:, None] * 64 + lane[None, :]
+    word = tl.load(words + place, mask=place < count, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
+    down, across = _odd_multiplier(row.to(tl.uint64)), _odd_multiplier((-1 - lane).to(tl.int64).to(tl.uint64))
+    lanes = tl.sum(word * down[:, None], axis=0)
+    tl.store(sums + tl.program_id(0), tl.sum(lanes * across, axis=0).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["length"])
+def hash_finish_kernel(sums, out, count, length, TILE: tl.constexpr):
+    """One program: the sum of all, with the length in bytes, mixed."""
+    part = tl.zeros((TILE,), tl.int64)
+    for start in range(0, count, TILE):
+        place = start + tl.arange(0, TILE)
+        part += tl.load(sums + place, mask=place < count, other=0)
+    h = tl.sum(part, axis=0).to(tl.uint64) + length.to(tl.uint64) * _HASH_STEP
+    h = (h ^ (h >> 30)) * _HASH_ODD
+    h = (h ^ (h >> 27)) * _HASH_ADD
+    tl.store(out, (h ^ (h >> 31)).to(tl.int64))

@@ -1,4 +1,4 @@
-"""What all bodies of the kernels share: sizes, results, and how codes lie in bytes."""
+"""Sizes, results and the layout of codes in bytes, shared by all bodies of the kernels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ FRACTION_BITS = 23  # of the fixed-point number that is rounded stochastically
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B  # the multipliers of the lowbias32 integer hash
 WEYL = 0x9E3779B1  # 2**32 over the golden ratio: spreads positions
 SMALLEST_STEP = 2.0**-100  # of a scale: the inverse of a smaller one, times 2**23, would overflow
+HASH_STEP, HASH_ADD = 0x9E3779B97F4A7C15, 0x94D049BB133111EB  # of `hash64`: spread positions over 64 bits
+HASH_ODD = 0xBF58476D1CE4E5B9  # of `hash64`: one more multiplier, as in splitmix64
 CUT_SHIFT = 5  # of `keep_largest`: magnitudes within 2**5 float32 steps count as equal
 
 

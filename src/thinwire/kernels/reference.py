@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from ..rng import Key
-from . import fused
+from . import checks, fused
 from .fused import Keys
 from .layout import (
     CHUNK,
     CUT_SHIFT,
     FRACTION_BITS,
     MIX_1,
-    MIX_2,
-    ROTATION,
     WEYL,
     Moments,
     Selection,
@@ -30,22 +28,22 @@ from .layout import (
     planes,
     rotated_numel,
 )
-
-_MASK32 = 0xFFFFFFFF
-
-
-def _spread(per_block: Tensor, numel: int, block: int) -> Tensor:
-    """One entry per block -> one per element (or a scalar that broadcasts)."""
-    return per_block if block == 0 else per_block.repeat_interleave(block)[:numel]
-
-
-def _flat32(x: Tensor) -> Tensor:
-    return x.detach().reshape(-1).to(torch.float32)
-
-
-def _into(out: Tensor | None, result: Tensor) -> Tensor:
-    """A buffer may be given as `out`: codes are written where they are sent from, and fresh memory is slow."""
-    return result if out is None else out.copy_(result)
+from .reference_parts import (
+    MASK32,
+    finish_hash,
+    flat32,
+    into,
+    ordered,
+    padded_rows,
+    random_words,
+    signs,
+    spread,
+    transform,
+    weighted_sum,
+)
+from .rows import abs_max_encode_rows as abs_max_encode_rows
+from .rows import rotated_add_rows as rotated_add_rows
+from .rows import rotated_encode_rows as rotated_encode_rows
 
 
 def random_bits(numel: int, key: Key, *, device: torch.device | str = "cpu") -> Tensor:
@@ -53,9 +51,7 @@ def random_bits(numel: int, key: Key, *, device: torch.device | str = "cpu") -> 
 
     Only the upper bits are meant to be used (the last multiplication leaves the lowest ones weak).
     """
-    h = (torch.arange(numel, dtype=torch.int64, device=device) + key.k0) & _MASK32
-    h = ((h ^ (h >> 16)) * MIX_1) & _MASK32
-    return ((h ^ (h >> 15) ^ key.k1) * MIX_2) & _MASK32
+    return random_words(numel, key, device)
 
 
 # --------------------------------------------------------------------------------------------- packing and quantising
@@ -110,16 +106,16 @@ def quantize(
     `low` and `inverse_step` hold one float32 per block. The rounding is done in fixed point with 23 fractional bits, in
     integers, so that every body gives the same bits; values outside the grid are clamped to its ends (NaN: to the top).
     """
-    x = _flat32(x)
+    x = flat32(x)
     scale = inverse_step * float(1 << FRACTION_BITS)
-    y = (x - _spread(low, x.numel(), block)) * _spread(scale, x.numel(), block)
+    y = (x - spread(low, x.numel(), block)) * spread(scale, x.numel(), block)
     ceiling = y.new_tensor(float((top - offset) << FRACTION_BITS))
     floor = y.new_tensor(float(-offset << FRACTION_BITS))
     y = torch.where(y < ceiling, y, ceiling)
     y = torch.where(y > floor, y, floor)
     dither = random_bits(x.numel(), key, device=x.device) >> (32 - FRACTION_BITS)
     codes = (y.to(torch.int32).to(torch.int64) + dither + (offset << FRACTION_BITS)) >> FRACTION_BITS
-    return _into(out, pack(codes.to(torch.uint8), bits=bits))
+    return into(out, pack(codes.to(torch.uint8), bits=bits))
 
 
 def dequantize_add(
@@ -127,8 +123,8 @@ def dequantize_add(
 ) -> None:
     """out += low + (code - offset) * step, in place; `out` is flat float32."""
     codes = unpack(packed, out.numel(), bits=bits).to(torch.int32) - offset
-    grid = codes.to(torch.float32) * _spread(step, out.numel(), block)
-    out += grid + _spread(low, out.numel(), block)
+    grid = codes.to(torch.float32) * spread(step, out.numel(), block)
+    out += grid + spread(low, out.numel(), block)
 
 
 # --------------------------------------------------------------------------------------------- exponential dithering
@@ -140,8 +136,8 @@ def exponential_encode(x: Tensor, inverse_scale: Tensor, *, top: int, block: int
     Code c in 1..top stands for 2**(c - top), 0 for zero; |x| / scale above 1 is clamped. Adding a random mantissa and
     dropping the mantissa rounds up with exactly the right probability (Horvath et al., natural compression).
     """
-    x = _flat32(x)
-    y = x.abs() * _spread(inverse_scale, x.numel(), block)
+    x = flat32(x)
+    y = x.abs() * spread(inverse_scale, x.numel(), block)
     one = y.new_tensor(1.0)
     y = torch.where(y < one, y, one)
     dither = random_bits(x.numel(), key, device=x.device) >> (32 - FRACTION_BITS)
@@ -161,7 +157,7 @@ def exponential_decode_add(out: Tensor, codes: Tensor, scale: Tensor, *, top: in
     exponent = (codes & 0x7F).to(torch.int32)
     # code - top + 127 is the IEEE exponent field; code 0 is zero whatever `top` is.
     field = torch.where(exponent > 0, exponent - top + 127, 0) << 23
-    magnitude = field.view(torch.float32) * _spread(scale, out.numel(), block)
+    magnitude = field.view(torch.float32) * spread(scale, out.numel(), block)
     out += torch.where(codes >= 128, -magnitude, magnitude)
 
 
@@ -190,32 +186,17 @@ def exponential_add(a: Tensor, b: Tensor, *, top: int, key: Key) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ block scales
 
 
-def _padded_rows(x: Tensor, block: int, fill: int) -> Tensor:
-    """int32 view of float32 data as (blocks, block), padded with `fill`."""
-    bits = _flat32(x).view(torch.int32)
-    width = block or max(bits.numel(), 1)
-    rows = blocks_of(bits.numel(), block)
-    padded = torch.full((rows * width,), fill, dtype=torch.int32, device=x.device)
-    padded[: bits.numel()] = bits
-    return padded.view(rows, width)
-
-
 def block_abs_max(x: Tensor, *, block: int) -> Tensor:
     """max |x| of each block, float32. Compared as integers, so inf and NaN come out as inf and NaN."""
-    rows = _padded_rows(x, block, 0) & 0x7FFFFFFF
+    rows = padded_rows(x, block, 0) & 0x7FFFFFFF
     if rows.numel() == 0:
         return torch.zeros(0, dtype=torch.float32, device=x.device)
     return rows.amax(dim=1).view(torch.float32)
 
 
-def _ordered(bits: Tensor) -> Tensor:
-    """Float bits -> integers of the same order (and back): flips the magnitude bits of negative numbers."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
 def block_min_max(x: Tensor, *, block: int) -> tuple[Tensor, Tensor]:
     """min and max of each block, float32. A NaN in the block shows as NaN in one of the two."""
-    bits = _ordered(_flat32(x).view(torch.int32))
+    bits = ordered(flat32(x).view(torch.int32))
     if bits.numel() == 0:
         empty = torch.zeros(0, dtype=torch.float32, device=x.device)
         return empty, empty.clone()
@@ -223,66 +204,41 @@ def block_min_max(x: Tensor, *, block: int) -> tuple[Tensor, Tensor]:
     padded = bits[-1:].repeat(rows * width)  # padding with an element of the last block changes neither end
     padded[: bits.numel()] = bits
     padded = padded.view(rows, width)
-    return _ordered(padded.amin(dim=1)).view(torch.float32), _ordered(padded.amax(dim=1)).view(torch.float32)
+    return ordered(padded.amin(dim=1)).view(torch.float32), ordered(padded.amax(dim=1)).view(torch.float32)
 
 
 def block_square_sum(x: Tensor, *, block: int) -> Tensor:
     """sum of x**2 of each block, accumulated in float64, float64 out."""
-    rows = _padded_rows(x, block, 0).view(torch.float32).to(torch.float64)
+    rows = padded_rows(x, block, 0).view(torch.float32).to(torch.float64)
     return (rows * rows).sum(dim=1)
 
 
 # ---------------------------------------------------------------------------------------------------------- rotation
 
 
-def _hadamard(rows: Tensor) -> Tensor:
-    """Orthonormal Walsh-Hadamard transform of each row; strides 1, 2, 4, ... in this order (the bits depend on it)."""
-    count, width = rows.shape
-    stride = 1
-    while stride < width:
-        pairs = rows.view(count, width // (2 * stride), 2, stride)
-        a, b = pairs[:, :, 0], pairs[:, :, 1]
-        rows = torch.stack((a + b, a - b), dim=2).reshape(count, width)
-        stride *= 2
-    return rows * torch.tensor(1.0 / math.sqrt(width), dtype=torch.float32, device=rows.device)
-
-
-def _signs(numel: int, key: Key, device: torch.device) -> Tensor:
-    """+1 or -1 per element from the top random bit."""
-    return 1.0 - 2.0 * (random_bits(numel, key, device=device) >> 31).to(torch.float32)
-
-
-def _transform(x: Tensor) -> Tensor:
-    full = x.numel() // ROTATION * ROTATION
-    parts = [_hadamard(x[:full].view(-1, ROTATION)).reshape(-1)] if full else []
-    if x.numel() > full:
-        parts.append(_hadamard(x[full:].view(1, -1)).reshape(-1))
-    return torch.cat(parts) if parts else x.clone()
-
-
 def rotate(x: Tensor, *, key: Key, out: Tensor | None = None) -> Tensor:
     """Random signs, then a Hadamard transform in blocks of 1024; output of length `rotated_numel` (`out` may be x)."""
-    x = _flat32(x)
+    x = flat32(x)
     padded = torch.zeros(rotated_numel(x.numel()), dtype=torch.float32, device=x.device)
     padded[: x.numel()] = x
-    return _into(out, _transform(padded * _signs(padded.numel(), key, x.device)))
+    return into(out, transform(padded * signs(padded.numel(), key, x.device)))
 
 
 def unrotate(z: Tensor, numel: int, *, key: Key, out: Tensor | None = None) -> Tensor:
     """The inverse of `rotate`: Hadamard transform, then the same signs; `numel` elements (`out` may be z)."""
-    z = _flat32(z)
-    return _into(out, (_transform(z) * _signs(z.numel(), key, z.device))[:numel])
+    z = flat32(z)
+    return into(out, (transform(z) * signs(z.numel(), key, z.device))[:numel])
 
 
 def codebook_encode(
     z: Tensor, inverse_scale: Tensor, boundaries: Tensor, *, bits: int, block: int, out: Tensor | None = None
 ) -> Tensor:
     """Nearest codeword of a sorted codebook, packed: the code is the number of boundaries below z / scale."""
-    y = _flat32(z) * _spread(inverse_scale, z.numel(), block)
+    y = flat32(z) * spread(inverse_scale, z.numel(), block)
     codes = torch.zeros(y.numel(), dtype=torch.uint8, device=y.device)
     for boundary in boundaries:
         codes += (y > boundary).to(torch.uint8)
-    return _into(out, pack(codes, bits=bits))
+    return into(out, pack(codes, bits=bits))
 
 
 def codebook_decode(
@@ -290,7 +246,7 @@ def codebook_decode(
 ) -> Tensor:
     """codebook[code] * scale, float32."""
     words = codebook[unpack(packed, numel, bits=bits).to(torch.int64)]
-    return _into(out, words * _spread(scale, numel, block))
+    return into(out, words * spread(scale, numel, block))
 
 
 def abs_max_encode(x: Tensor, step: Tensor, out: Tensor, *, levels: int, bits: int, block: int, key: Key) -> None:
@@ -326,23 +282,36 @@ def rotated_add(
 
 def threshold_count(x: Tensor, threshold: float) -> int:
     """How many |x| exceed the threshold (inf and NaN exceed every finite one)."""
-    magnitude = _flat32(x).view(torch.int32) & 0x7FFFFFFF
+    magnitude = flat32(x).view(torch.int32) & 0x7FFFFFFF
     return int((magnitude > magnitude_bits(threshold)).sum())
 
 
 def select(x: Tensor, threshold: float, *, capacity: int) -> Selection:
     """The first `capacity` elements with |x| > threshold, in order of position."""
-    x = _flat32(x)
+    x = flat32(x)
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     indices = (magnitude > magnitude_bits(threshold)).nonzero().reshape(-1)[:capacity]
     return Selection(x[indices], indices.to(torch.int32), threshold_count(x, threshold))
 
 
-def select_ef(memory: Tensor, gradient: Tensor, threshold: float, *, capacity: int) -> Selection:
-    """memory += gradient; take out the first `capacity` elements above the threshold; the rest stays in memory."""
-    memory += _flat32(gradient)
-    chosen = select(memory, threshold, capacity=capacity)
-    memory[chosen.indices.to(torch.int64)] = 0.0
+def select_ef(
+    memory: Tensor,
+    gradient: Tensor,
+    threshold: float,
+    *,
+    capacity: int,
+    out: Tensor | None = None,
+    decay: float = 1.0,
+) -> Selection:
+    """u = gradient + decay * memory; take the first `capacity` elements with |u| > threshold, write the rest to `out`.
+
+    The elements taken are zero in `out`. It may be `memory` (the default) or `gradient`; a memory that is not `out`
+    stays as it was. The sum is that of `torch.add(gradient, memory, alpha=decay)`, which rounds once.
+    """
+    rest = checks.selection_out(memory, gradient, out)
+    torch.add(flat32(gradient), memory, alpha=decay, out=rest)
+    chosen = select(rest, threshold, capacity=capacity)
+    rest[chosen.indices.to(torch.int64)] = 0.0
     return chosen
 
 
@@ -380,13 +349,37 @@ def moments(x: Tensor) -> Moments:
     """Sum, sum of squares (both in float64) and max |x| (inf or NaN if there is one)."""
     if x.numel() == 0:
         return Moments(0.0, 0.0, 0.0)
-    wide = _flat32(x).to(torch.float64)
+    wide = flat32(x).to(torch.float64)
     return Moments(float(wide.sum()), float((wide * wide).sum()), float(block_abs_max(x, block=0)[0]))
 
 
 def all_finite(x: Tensor) -> bool:
     """True if there is neither inf nor NaN."""
     return x.numel() == 0 or float(block_abs_max(x, block=0)[0]) < math.inf
+
+
+def finite(x: Tensor) -> Tensor:
+    """As `all_finite`, but a 0-dim bool tensor on the device of x: nothing waits for the device.
+
+    >>> finite(torch.tensor([1.0, 2.0])), finite(torch.tensor([1.0, float("nan")]))
+    (tensor(True), tensor(False))
+    """
+    return flat32(x).isfinite().all()
+
+
+def hash64(x: Tensor) -> Tensor:
+    """A 64-bit hash of the bytes of x and of their order, as a 0-dim int64 tensor on the device of x.
+
+    The sum of all 32-bit words (the last one padded with zeros), each times an odd number that depends on its position:
+    word i lies in row i // 64 and lane i % 64, and its multiplier is that of the row times that of the lane. A change
+    of one word always changes the hash. Other changes pass with a chance of about 2**-64, or of 2**-32 if only the top
+    bits of words differ.
+
+    >>> bool(hash64(torch.tensor([1.0, 2.0])) == hash64(torch.tensor([2.0, 1.0])))
+    False
+    """
+    words, length = checks.words(x)
+    return finish_hash(weighted_sum(words), length)
 
 
 def checksum(data: Tensor) -> int:
@@ -396,6 +389,6 @@ def checksum(data: Tensor) -> int:
     """
     words = data.view(torch.int32).to(torch.int64)
     positions = torch.arange(words.numel(), device=data.device, dtype=torch.int64)
-    h = (words + (2 * positions + 1) * WEYL) & _MASK32
-    h = ((h ^ (h >> 16)) * MIX_1) & _MASK32
-    return int((h ^ (h >> 15)).sum()) & _MASK32
+    h = (words + (2 * positions + 1) * WEYL) & MASK32
+    h = ((h ^ (h >> 16)) * MIX_1) & MASK32
+    return int((h ^ (h >> 15)).sum()) & MASK32

@@ -95,6 +95,13 @@ def random_words(builder, counter, k0, k1, start):
     return builder.mul(h, constant(I32, MIX_2))
 
 
+def _multiply_add(builder, a, b, c):
+    """a * b + c, in one instruction where there is one: then a product that is not exact is not rounded."""
+    name = f"v{a.type.count}f32" if isinstance(a.type, ir.VectorType) else "f32"
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.{name}"), [a, b, c])
+
+
 # --------------------------------------------------------------------------------------------------------- selection
 
 
@@ -120,18 +127,31 @@ def mask_above(_typing, x, i, threshold):
 
 
 @intrinsic
-def accumulate_mask(_typing, memory, gradient, i, threshold):
-    """memory += gradient for 32 elements, and the mask of those that now exceed the threshold."""
-    signature = types.uint32(memory, gradient, INDEX, types.int32)
+def accumulate_mask(_typing, memory, gradient, i, decay, threshold, out):
+    """out = gradient + decay * memory for 32 elements, and the mask of those that exceed the threshold."""
+    signature = types.uint32(memory, gradient, INDEX, FLOAT, types.int32, out)
 
     def generate(context, builder, signature, args):
-        memory, gradient, i, threshold = args
+        memory, gradient, i, decay, threshold, out = args
         for kind, array in zip(signature.args[:2], (memory, gradient), strict=True):
             fetch_ahead(context, builder, kind, array, i, elements=_MASK_LANES, ahead=256)
-        old = load(context, builder, signature.args[0], memory, i, vector(F32, _MASK_LANES))
-        values = builder.fadd(old, load(context, builder, signature.args[1], gradient, i, vector(F32, _MASK_LANES)))
-        store(context, builder, signature.args[0], memory, i, values)
+        wide = vector(F32, _MASK_LANES)
+        old = load(context, builder, signature.args[0], memory, i, wide)
+        new = load(context, builder, signature.args[1], gradient, i, wide)
+        values = _multiply_add(builder, old, splat(builder, decay, _MASK_LANES), new)
+        store(context, builder, signature.args[5], out, i, values)
         return _mask_of_large(builder, values, threshold)
+
+    return signature, generate
+
+
+@intrinsic
+def multiply_add(_typing, a, b, c):
+    """a * b + c of three float32, rounded once where the processor can: as torch does on the same processor."""
+    signature = FLOAT(FLOAT, FLOAT, FLOAT)
+
+    def generate(context, builder, signature, args):
+        return _multiply_add(builder, *args)
 
     return signature, generate
 
@@ -156,13 +176,6 @@ def _flipped(context, builder, array_type, x, i, keys, start):
     counter, k0, k1 = keys
     sign = builder.and_(random_words(builder, counter, k0, k1, start), constant(I32, 0x80000000))
     return builder.bitcast(builder.xor(bits, sign), vector(F32))
-
-
-def _multiply_add(builder, a, b, c):
-    """a * b + c, in one instruction where there is one; only for products that are exact, or the bits would differ."""
-    kind = ir.FunctionType(a.type, [a.type] * 3)
-    lanes = a.type.count
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{lanes}f32"), [a, b, c])
 
 
 def _stages_within(builder, values):

@@ -1,1 +1,1 @@
-"""Everything around training: emulated networks, plans, comparisons, simulations, studies, reports."""
+"""Tools around training: emulated networks, plans, comparisons, simulations, studies, reports."""

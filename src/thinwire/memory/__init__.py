@@ -1,4 +1,4 @@
-"""What was not sent, kept per parameter name until it is. Lower-case names build them: `error_feedback(0.9)`."""
+"""Memories keep residuals by parameter name. Lower-case names build them: `error_feedback(0.9)`."""
 
 from .base import Memory, RunningMemory
 from .error_feedback import ErrorFeedback, ErrorFeedbackMemory, error_feedback

@@ -1,7 +1,10 @@
-"""What every memory shares: tensors kept per parameter name, codec state beside them, saving and loading.
+"""The base of all memories: tensors by parameter name, codec state beside them, saving and loading.
 
 The configuration (`Memory`, a word of a recipe) is frozen data; what changes while training is a `RunningMemory`.
 Parameters are known by name, never by bucket index: DDP rebuilds its buckets after the first step.
+
+A step has two halves. `begin` says what to add to the gradient and changes nothing that is remembered; `keep` takes
+what was not sent, or `discard` leaves no trace of the step.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +25,9 @@ from ..recipe.stage import Stage
 from ..rng import Draw
 
 Kept = dict[str, Tensor]
+Idle = Sequence[tuple[slice, bool | Tensor]]  # places, each with True or a flag on the device
 
 
-@dataclass(frozen=True, repr=False)
 class Memory(Stage, ABC):
     """Keeps what was not sent, so that it is sent later. `start()` gives the memory of one training run."""
 
@@ -36,6 +38,13 @@ class Memory(Stage, ABC):
     def accepts(self, codec: Codec) -> str | None:
         """None if this memory can serve the codec, else one sentence that says what to write instead."""
         return None
+
+
+class Compensation(NamedTuple):
+    """u = gradient + decay * residual is what to send. Without a residual, the gradient is u already."""
+
+    residual: Tensor | None
+    decay: float = 1.0
 
 
 class RunningMemory(ABC):
@@ -51,53 +60,73 @@ class RunningMemory(ABC):
         self._kept: dict[str, Kept] = {}
         self._codecs: dict[str, tuple[str, State]] = {}
 
-    # --------------------------------------------------------------------------------- one message in one pass
-
-    def encode(self, codec: Codec, gradient: Tensor, *, name: str, draw: Draw | None = None) -> Tensor:
-        """The message of the gradient and what was remembered of `name`; what it does not carry is remembered."""
-        kept = self._kept_of(name, gradient)
-        gradient = gradient.detach().to(torch.float32)  # once, and not in every kernel
-        if not kernels.all_finite(gradient):
-            return codec.encode(gradient, draw=draw)
-        return self._encode_finite(codec, gradient, kept, self.codec_state(codec, name=name), draw)
+    # ------------------------------------------------------------------------------------------------- one step
 
     @abstractmethod
-    def _encode_finite(self, codec: Codec, gradient: Tensor, kept: Kept, state: State, draw: Draw | None) -> Tensor:
-        """`encode` for a gradient known to be finite."""
+    def begin(self, gradient: Tensor, *, name: str) -> Compensation:
+        """What u is, for a float32 gradient that may be overwritten; changes nothing that is remembered."""
 
-    # -------------------------------------------------------- two steps, where the sent part is known afterwards
-
-    @abstractmethod
-    def compensate(self, gradient: Tensor, *, name: str, out: Tensor | None = None) -> Tensor:
-        """u, the gradient with what was remembered, float32; changes nothing that is remembered.
-
-        It is written to `out`, which may be the gradient itself, or to new memory.
-        """
-
-    @abstractmethod
-    def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
-        """Keep u - sent; nothing changes if either is not finite."""
-
-    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None, idle: Sequence[slice] = ()) -> Tensor:
+    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None, idle: Idle = ()) -> Tensor:
         """`rest`, what an exchange left of u, is what is remembered from now on: the tensor itself, not a copy.
 
         `positions` are those that a sparse codec sent; what was remembered of the `idle` elements was not part of u and
-        is added. Returns the tensor that held the residual before, which may now
-        be used for the next u. Nothing is checked: who calls this knows that the step was finite on all ranks.
+        is added. Returns the tensor that held the residual before, which may now be used for the next u. Nothing is
+        checked: who calls this knows that the step was finite on all ranks.
         """
         kept = self._kept_of(name, rest)
-        for part in idle:
-            rest.view(-1)[part] += kept["residual"].view(-1)[part]
+        for part, flag in idle:
+            old = kept["residual"].view(-1)[part]
+            rest.view(-1)[part] += old * flag if isinstance(flag, Tensor) else old
         kept["residual"], spare = rest, kept["residual"]
         return spare
 
+    def keep_if(
+        self,
+        finite: Tensor,
+        rest: Tensor,
+        *,
+        name: str,
+        positions: Tensor | None = None,
+        idle: Idle = (),
+    ) -> Tensor:
+        """As `keep` where a flag on the device is set, else as `discard`; no value is read on the host."""
+        old = {key: tensor.clone() for key, tensor in self._kept_of(name, rest).items()}
+        spare = self.keep(rest, name=name, positions=positions, idle=idle)
+        for key, tensor in self._kept[name].items():
+            tensor.copy_(torch.where(finite, tensor, old[key]))
+        return spare
+
     def discard(self, *, name: str) -> None:  # noqa: B027  # most memories prepare nothing
-        """Forget that `compensate` was called: the step is skipped, and memory stays as it is."""
+        """Forget that `begin` was called: the step is skipped, and memory stays as it is."""
 
     def forget(self, *, name: str) -> None:
-        """Owe nothing of this name any more: all of it was sent."""
+        """Keep nothing of this name any more: all of it was sent."""
         self.discard(name=name)
         self._kept.pop(name, None)
+
+    def encode(self, codec: Codec, gradient: Tensor, *, name: str, draw: Draw | None = None) -> Tensor:
+        """The framed message of the gradient and what was remembered of `name`; what it does not carry is remembered.
+
+        One tensor without a group; in training the Reducer does the same for all ranks.
+        """
+        if not gradient.is_floating_point():
+            raise self._not_floating(name, gradient)
+        rest = gradient.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        self._kept_of(name, rest)
+        if not kernels.all_finite(rest):
+            return codec.encode(rest, draw=draw)
+        found = self.begin(rest, name=name)
+        state = dict(self.codec_state(codec, name=name))
+        if found.residual is None:
+            message = codec.encode_taking(rest, draw=draw, state=state)
+        else:
+            message = codec.encode_compensated(rest, found.residual, decay=found.decay, draw=draw, state=state)
+        if kernels.all_finite(rest):
+            self.keep(rest, name=name, positions=codec.decode_sparse(message)[0] if codec.sparse else None)
+            self._codecs[name] = (codec.spec(), state)
+        else:  # a sum beyond float32: every rank learns of it, and the step leaves no trace
+            self.discard(name=name)
+        return message
 
     def give_back(self, sent: Tensor, *, name: str, codec: Codec | None = None) -> None:
         """Return what was encoded but never delivered: a message together with its codec, or the decoded tensor."""
@@ -130,11 +159,10 @@ class RunningMemory(ABC):
 
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep these float32 tensors of one shape, one for each of `keeps`, under a name."""
-        kept = {key: tensors[key] for key in self.keeps}
-        self._kept[name] = kept
+        self._kept[name] = {key: tensors[key] for key in self.keeps}
 
     def take_over(self, other: RunningMemory) -> None:
-        """Owe what another memory owes; what only that kind keeps is dropped, what only this one keeps is zero."""
+        """Keep another memory's residuals. What only that kind keeps is dropped; what only this one has is zero."""
         for name in other.names():
             residual = other.residual(name)
             theirs = other.tensors(name)
@@ -208,11 +236,12 @@ class RunningMemory(ABC):
 
     # ------------------------------------------------------------------------------------------------- helpers
 
+    def _not_floating(self, name: str, gradient: Tensor) -> OptionError:
+        return OptionError(f"{self.kind} remembers floating-point gradients, {name} is {gradient.dtype}: cast it first")
+
     def _kept_of(self, name: str, gradient: Tensor) -> Kept:
         if not gradient.is_floating_point():
-            raise OptionError(
-                f"{self.kind} remembers floating-point gradients, {name} is {gradient.dtype}: cast it first"
-            )
+            raise self._not_floating(name, gradient)
         kept = self._kept.get(name)
         if kept is None:
             kept = {key: torch.zeros(gradient.shape, dtype=torch.float32, device=gradient.device) for key in self.keeps}

@@ -1,19 +1,14 @@
-"""Error feedback: what was not sent this time is added to the gradient next time."""
+"""Error feedback: the residual of this step is added to the gradient of the next one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
-from .. import kernels
-from ..codecs.base import Codec, State
-from ..rng import Draw
-from .base import Kept, Memory, RunningMemory
+from ..recipe.registry import register
+from .base import Compensation, Memory, RunningMemory
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class ErrorFeedback(Memory):
     """u = g + decay * e, send C(u), keep e = u - C(u) (Seide et al. 2014, Karimireddy et al. 2019, arXiv 1901.09847).
 
@@ -21,7 +16,7 @@ class ErrorFeedback(Memory):
     A decay below 1 forgets old errors, which helps when they are stale by the time they are sent.
 
     >>> import torch
-    >>> from thinwire import top_k
+    >>> from thinwire.codecs import top_k
     >>> memory = ErrorFeedback().start()
     >>> codec = top_k(0.25)
     >>> codec.decode(memory.encode(codec, torch.tensor([3.0, 2.0, 0.0, 0.0]), name="weight"))
@@ -49,8 +44,10 @@ class ErrorFeedbackMemory(RunningMemory):
 
     >>> import torch
     >>> memory = ErrorFeedback().start()
-    >>> u = memory.compensate(torch.tensor([1.0, 2.0]), name="bias")
-    >>> memory.remember(u, torch.tensor([0.0, 2.0]), name="bias")
+    >>> gradient = torch.tensor([1.0, 2.0])
+    >>> memory.begin(gradient, name="bias")
+    Compensation(residual=tensor([0., 0.]), decay=1.0)
+    >>> spare = memory.keep(torch.tensor([1.0, 0.0]), name="bias")
     >>> memory.residual("bias")
     tensor([1., 0.])
     """
@@ -62,21 +59,8 @@ class ErrorFeedbackMemory(RunningMemory):
         super().__init__()
         self.decay = decay
 
-    def _encode_finite(self, codec: Codec, gradient: Tensor, kept: Kept, state: State, draw: Draw | None) -> Tensor:
-        residual = kept["residual"]
-        if self.decay != 1.0:
-            residual *= self.decay
-        return codec.encode_remembering(residual, gradient, draw=draw, state=state)
-
-    def compensate(self, gradient: Tensor, *, name: str, out: Tensor | None = None) -> Tensor:
-        residual = self._kept_of(name, gradient)["residual"]
-        return torch.add(gradient.detach().to(torch.float32), residual, alpha=self.decay, out=out)
-
-    def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
-        rest = (u - sent).detach()
-        kept = self._kept_of(name, rest)
-        if kernels.all_finite(rest):
-            kept["residual"].copy_(rest)
+    def begin(self, gradient: Tensor, *, name: str) -> Compensation:
+        return Compensation(self._kept_of(name, gradient)["residual"], self.decay)
 
 
 error_feedback = ErrorFeedback

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..codecs.base import Codec, State
-from ..codecs.sparse import SparseCodec
+from ..codecs.base import Codec
 from ..errors import OptionError, StateError
+from ..recipe.registry import register
 from ..rng import Draw
-from .base import Kept, Memory, RunningMemory
+from .base import Compensation, Idle, Memory, RunningMemory
 
 
-@dataclass(frozen=True, repr=False)
+@register
 class MomentumCorrection(Memory):
     """m = momentum * m + g, v = v + m, send the largest of v (Lin et al. 2018, arXiv 1712.01887, algorithm 1).
 
@@ -26,7 +24,7 @@ class MomentumCorrection(Memory):
     there only what rounding the values lost.
 
     >>> import torch
-    >>> from thinwire import top_k
+    >>> from thinwire.codecs import top_k
     >>> memory = MomentumCorrection(0.5).start()
     >>> codec = top_k(0.5)
     >>> codec.decode(memory.encode(codec, torch.tensor([4.0, 1.0]), name="weight"))
@@ -49,7 +47,7 @@ class MomentumCorrection(Memory):
         return MomentumMemory(self)
 
     def accepts(self, codec: Codec) -> str | None:
-        if isinstance(codec, SparseCodec):
+        if codec.sparse:
             return None
         return (
             f"momentum_correction keeps the velocity of elements that are not sent, and {codec.name} sends all: "
@@ -62,8 +60,10 @@ class MomentumMemory(RunningMemory):
 
     >>> import torch
     >>> memory = MomentumCorrection(0.5).start()
-    >>> u = memory.compensate(torch.tensor([1.0, 2.0]), name="bias")
-    >>> memory.remember(u, torch.tensor([0.0, 2.0]), name="bias")
+    >>> u = torch.tensor([1.0, 2.0])
+    >>> memory.begin(u, name="bias")
+    Compensation(residual=None, decay=1.0)
+    >>> spare = memory.keep(torch.tensor([1.0, 0.0]), name="bias", positions=torch.tensor([1]))
     >>> memory.residual("bias"), memory.momentum("bias")
     (tensor([1., 0.]), tensor([1., 0.]))
     """
@@ -74,7 +74,7 @@ class MomentumMemory(RunningMemory):
     def __init__(self, options: MomentumCorrection) -> None:
         super().__init__()
         self.options = options
-        self._advanced: dict[str, Tensor] = {}  # momenta between compensate and remember or keep
+        self._advanced: dict[str, Tensor] = {}  # momenta between begin and keep
         self._spare: dict[str, Tensor] = {}  # tensors that hold no momentum any more
 
     def momentum(self, name: str) -> Tensor:
@@ -94,57 +94,31 @@ class MomentumMemory(RunningMemory):
             raise OptionError(refusal)
         return super().encode(codec, gradient, name=name, draw=draw)
 
-    def _encode_finite(self, codec: Codec, gradient: Tensor, kept: Kept, state: State, draw: Draw | None) -> Tensor:
-        assert isinstance(codec, SparseCodec)
-        growth = self._step(kept["momentum"], gradient)
-        if not kernels.all_finite(growth):  # a sum beyond float32: news for this step, no trace for the next
-            news = codec.encode(kept["residual"] + growth, draw=draw)
-            kept["momentum"].nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-            return news
-        message = codec.encode_remembering(kept["residual"], growth, draw=draw, state=state)
-        if self.options.masking:
-            positions, _ = codec.decode_sparse(message)
-            kept["momentum"].view(-1)[positions.to(torch.int64)] = 0.0
-        return message
-
-    def compensate(self, gradient: Tensor, *, name: str, out: Tensor | None = None) -> Tensor:
+    def begin(self, gradient: Tensor, *, name: str) -> Compensation:
         kept = self._kept_of(name, gradient)
         advanced = self._spare.pop(name, None)
         advanced = kept["momentum"].clone() if advanced is None else advanced.copy_(kept["momentum"])
-        growth = self._step(advanced, gradient.detach().to(torch.float32))
+        growth = self._step(advanced, gradient)
         self._advanced[name] = advanced
-        return torch.add(kept["residual"], growth, out=out)
+        torch.add(kept["residual"], growth, out=gradient)
+        return Compensation(None)
 
-    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None, idle: Sequence[slice] = ()) -> Tensor:
-        advanced = self._prepared(name)
+    def keep(self, rest: Tensor, *, name: str, positions: Tensor | None = None, idle: Idle = ()) -> Tensor:
+        advanced = self._advanced.pop(name, None)
+        if advanced is None:
+            raise StateError(f"keep({name}) follows begin({name}) of the same step: call begin first")
         if self.options.masking and positions is not None:
             advanced.view(-1)[positions.to(torch.int64)] = 0.0
         kept = self._kept_of(name, rest)
-        for part in idle:
-            advanced.view(-1)[part] = kept["momentum"].view(-1)[part]
+        for part, flag in idle:
+            old, new = kept["momentum"].view(-1)[part], advanced.view(-1)[part]
+            advanced.view(-1)[part] = torch.where(flag, old, new) if isinstance(flag, Tensor) else old
         kept["momentum"], self._spare[name] = advanced, kept["momentum"]
         return super().keep(rest, name=name, idle=idle)
 
     def discard(self, *, name: str) -> None:
         if name in self._advanced:
             self._spare[name] = self._advanced.pop(name)
-
-    def _prepared(self, name: str) -> Tensor:
-        advanced = self._advanced.pop(name, None)
-        if advanced is None:
-            raise StateError(f"remember({name}) follows compensate({name}) of the same step: call compensate first")
-        return advanced
-
-    def remember(self, u: Tensor, sent: Tensor, *, name: str) -> None:
-        advanced = self._prepared(name)
-        rest = (u - sent).detach()
-        kept = self._kept_of(name, rest)
-        if not kernels.all_finite(rest):
-            return
-        kept["residual"].copy_(rest)
-        if self.options.masking:
-            advanced.masked_fill_(sent != 0, 0.0)
-        kept["momentum"].copy_(advanced)
 
     def rescale(self, factor: float, *, codec: Codec | None = None) -> None:
         super().rescale(factor, codec=codec)

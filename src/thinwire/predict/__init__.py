@@ -1,1 +1,1 @@
-"""What a step will take: networks, processors, models and recipes as data. Import from its modules."""
+"""Predictions of a training step: networks, collectives, devices, models and recipes as data."""

@@ -1,8 +1,8 @@
-"""The step time of a recipe: buckets through lanes, with overlap, on processors and on a line that are shared.
+"""The predicted step time of a recipe: buckets through lanes, with overlap, sharing the processors and the link.
 
-One worker is followed through its step; the others do the same. Backward runs in one thread, each lane in another. What
-they compute shares the processors of this worker; what they send shares its line, in the order in which it was started.
-A message takes its turn on the line for its bytes; its latency passes while others send.
+One worker is followed through its step; the others do the same. Backward runs in one thread, each lane in another. They
+share the processors of this worker. Their messages share its link, in the order in which they start. A message
+occupies the link for its bytes; its latency passes while others send.
 """
 
 from __future__ import annotations
@@ -12,40 +12,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from ..codecs.stages import Work
 from ..errors import OptionError
-from ..exchange.script import Collective, Op, Script, Send, Wait, Work
+from ..exchange.script import Collective, Op, Script, Send, Wait
 from ..recipe.compose import Recipe, parse
+from .collectives import Cost
 from .devices import Device
-from .network import Cost
-from .workload import Bucket, Profile
+from .workload import BucketProfile, Profile
 
 LANES = 2
 TORCHS_OWN = {"ddp": 4, "torch-fp16": 2, "torch-bf16": 2}  # bytes an element that is added up
-_WAKE = 1.5e-3  # seconds until a thread whose message has come gets a processor, if a worker has one of its own
+_WAKE = 1.5e-3  # seconds until a thread whose message has arrived runs, if the worker has a processor of its own
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step, in seconds. The parts overlap, so that they add up to more than the step; `exposed` does not."""
+    """A step, in seconds. The parts overlap, so they add up to more than the step."""
 
     step: float
     compute: float
-    coding: float  # of the lanes, as if the processors were theirs alone
-    exchange: float  # of all messages, as if one after the other
+    coding: float  # of the lanes, as if they had the processors to themselves
+    exchange: float  # of all messages, one after the other
     sent_bytes: int
     under_way: float = 0.0  # with at least one message under way
 
     @property
     def exposed(self) -> float:
-        """What communication adds."""
+        """The time that communication adds to computing."""
         return max(0.0, self.step - self.compute)
 
 
 @dataclass
 class Job:
-    """One bucket: when backward has made it, what then is done with it, and in which lane."""
+    """One bucket: when backward has made it, what its lane then does with it, and in which lane."""
 
-    ready: float  # seconds of backward, without anything beside it
+    ready: float  # seconds of backward, if nothing runs beside it
     script: Script
     lane: int
 
@@ -64,7 +65,7 @@ def predict(
 ) -> Prediction:
     """The step of `workers` workers. `ddp`, `torch-fp16` and `torch-bf16` are torch's own ways.
 
-    With one recipe for each bucket, every bucket travels by its own.
+    A sequence of recipes has one for each bucket.
 
     >>> from thinwire.predict.network import NetworkModel
     >>> from thinwire.predict.workload import of_size
@@ -78,7 +79,7 @@ def predict(
 
 
 def predict_jobs(jobs: Sequence[Job], profile: Profile, network: Priced, device: Device, *, workers: int) -> Prediction:
-    """The same for jobs that are known: they do not depend on the network."""
+    """The same for given jobs, which do not depend on the network."""
     costs = {
         op: network.cost(op.collective, op.size, ranks=workers)
         for job in jobs
@@ -99,7 +100,7 @@ def predict_jobs(jobs: Sequence[Job], profile: Profile, network: Priced, device:
 
 
 def jobs_of(recipe: Way | Sequence[Way], profile: Profile, *, workers: int) -> list[Job]:
-    """What each bucket of the profile has to go through."""
+    """The jobs of all buckets of the profile."""
     if not isinstance(recipe, str | Recipe):
         if len(set(recipe)) == 1:
             return jobs_of(recipe[0], profile, workers=workers)
@@ -134,7 +135,7 @@ def _all_carried(recipes: Sequence[Recipe], profile: Profile, workers: int) -> l
     ]
 
 
-def _summed(bucket: Bucket, itemsize: int, workers: int) -> Script:
+def _summed(bucket: BucketProfile, itemsize: int, workers: int) -> Script:
     """A bucket divided and added up as it is, or in half precision."""
     if workers == 1:
         return []
@@ -144,8 +145,8 @@ def _summed(bucket: Bucket, itemsize: int, workers: int) -> Script:
     return [work, Send("all_reduce", itemsize * bucket.elements, "bucket"), Wait("bucket"), *after]
 
 
-def carried_script(recipe: Recipe, bucket: Bucket, workers: int, *, last: bool) -> Script:
-    """Gathered, compensated, exchanged, scattered: what a courier and a carrier do; once a step, what a step takes."""
+def carried_script(recipe: Recipe, bucket: BucketProfile, workers: int, *, last: bool) -> Script:
+    """Gather, add the residual, exchange, scatter: the work on one bucket, with the overhead of a step on the last."""
     before: list[Op] = [*([Work("hook", 1)] if last else []), Work("pass", bucket.elements)]
     if recipe.memory is not None:
         before.append(Work("pass", 3 * bucket.numel // 2))
@@ -160,7 +161,7 @@ def carried_script(recipe: Recipe, bucket: Bucket, workers: int, *, last: bool) 
 
 @dataclass
 class _Thread:
-    """A lane at its work: jobs in order, and where it is in the first of them."""
+    """A lane: its jobs in order, and its place in the first of them."""
 
     jobs: list[Job]
     place: int = 0
@@ -183,19 +184,19 @@ class _Thread:
 
 
 class _Worker:
-    """One worker in its backward pass: its threads, its processors, its line."""
+    """One worker in its backward pass: its threads, its processors, its link."""
 
     def __init__(self, jobs: Sequence[Job], costs: dict[Send, Cost], device: Device, processors: float) -> None:
-        self.alone = min(1.0, processors)  # how fast one thread is while the other workers do the same
+        self.alone = min(1.0, processors)  # speed of one thread while the other workers do the same
         self.wake = _WAKE / processors
         lanes = sorted({job.lane for job in jobs})
         self.threads = [_Thread([job for job in jobs if job.lane == lane]) for lane in lanes]
-        self.now = self.made = self.line_free = 0.0  # made: seconds of backward, as if nothing ran beside it
+        self.now = self.made = self.link_free = 0.0  # made: seconds of backward, as if nothing ran beside it
         self.under_way = self._last_arrival = 0.0
         self._costs, self._device = costs, device
 
     def advance(self, thread: _Thread) -> None:
-        """Everything that takes no time: start messages, take up work, notice arrivals."""
+        """Do everything that takes no time: start messages, take up work, notice arrivals."""
         while thread.jobs and not thread.computes and thread.goes_on_at(self.wake) <= self.now + 1e-12:
             thread.waits_for = None
             if thread.place == 0 and thread.jobs[0].ready > self.made + 1e-9:
@@ -207,7 +208,7 @@ class _Worker:
                 continue
             thread.place += 1
             if isinstance(op, Work):
-                # Who leads has the processors of those who wait, as far as a thread can use them.
+                # The rank that leads has the processors of the ranks that wait, as far as a thread can use them.
                 thread.left = self._device.seconds(op) * (self.alone if op.leads else 1.0)
             elif isinstance(op, Send):
                 self._send(thread, op)
@@ -216,8 +217,8 @@ class _Worker:
 
     def _send(self, thread: _Thread, send: Send) -> None:
         cost = self._costs[send]
-        self.line_free = max(self.now, self.line_free) + cost.transfer
-        arrival = thread.arrivals[send.tag] = self.line_free + cost.latency
+        self.link_free = max(self.now, self.link_free) + cost.transfer
+        arrival = thread.arrivals[send.tag] = self.link_free + cost.latency
         self.under_way += max(0.0, arrival - max(self.now, self._last_arrival))
         self._last_arrival = max(self._last_arrival, arrival)
 
@@ -225,7 +226,7 @@ class _Worker:
 def simulate(
     jobs: Sequence[Job], costs: dict[Send, Cost], device: Device, *, backward: float, processors: float
 ) -> tuple[float, float]:
-    """Seconds from the beginning of backward until all is there and done, and those with a message under way."""
+    """Seconds from the start of backward until all buckets are done, and those with a message under way."""
     worker = _Worker(jobs, costs, device, processors)
     threads = worker.threads
     while True:
@@ -254,7 +255,7 @@ def simulate(
 
 
 def closed_form(ready: Sequence[float], sends: Sequence[float]) -> float:
-    """The end of messages that share one line in order, each after its bucket is ready: max_j (ready_j + sum_{i>=j}).
+    """The end of messages that share one link in order, each after its bucket is ready: max_j (ready_j + sum_{i>=j}).
 
     >>> closed_form([1.0, 2.0, 3.0], [1.5, 0.5, 0.5])
     3.5

@@ -1,12 +1,11 @@
-"""How fast a processor compresses: seconds an element for the stages of every codec, measured here or stated.
+"""Compression overhead of a device: seconds per element for the stages of every codec, measured or from a data sheet.
 
-Scripts (`exchange/script.py`) say how many elements pass through which stage; this prices them.
+Scripts (`exchange/script.py`) say how many elements pass through which stage. A device prices them.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import os
@@ -18,24 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..codecs.base import Codec
-from ..codecs.global_qsgd import GlobalQsgd
-from ..codecs.low_rank import LowRank
-from ..codecs.sparse import SparseCodec, Sparsifier
+from ..codecs.stages import StageName, Trials, Work
+from ..comm import streams
 from ..errors import OptionError
-from ..exchange.script import Stage, Work
 from ..rng import Draw
 
 SCHEMA = 1
 _KIND = "device"
+_CPU = torch.device("cpu")
 _LARGE, _SMALL = 1 << 22, 1 << 12  # more than a cache holds, as gradients are; and next to nothing
 _ROUNDS, _TURNS = 3, 3
-_UNKNOWN = 6.0  # passes that stand for a stage of which nothing is known
-_HOOK = 11e-3  # of a step: threads, futures, gloo; what was left of 48 cells of benchmarks/plan.py, all else explained
-
-_Stages = dict[str, tuple[Callable[[], object], int]]  # what to time, and how many elements it counts as in scripts
+_UNKNOWN = 6.0  # passes that an unknown stage counts as
+_HOOK_ON_A_GPU = 0.1e-3  # stated: nobody has measured it
+_HOOK = 11e-3  # of a step: threads, futures, gloo; what 48 cells of benchmarks/scripts/plan.py leave unexplained
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Device:
-    """Prices work. `speeds` by codec as it is written, and stage; a codec that is not there counts as some passes.
+    """Prices work. `speeds` is by codec text and stage; a codec that is missing there counts as several passes.
 
     >>> gpu = Device.named("a100")
     >>> 1e6 * gpu.seconds(Work("pass", 1_000_000)) < 50
@@ -69,7 +65,7 @@ class Device:
         speed = self._speed(work.codec, work.stage) if work.codec is not None else self.sweep
         return work.messages * speed.fixed + work.elements * speed.each
 
-    def _speed(self, codec: Codec, stage: Stage) -> Speed:
+    def _speed(self, codec: Codec, stage: StageName) -> Speed:
         unknown = Speed(self.sweep.fixed, _UNKNOWN * self.sweep.each)
         return self.speeds.get(_key(codec, stage), unknown)
 
@@ -126,98 +122,67 @@ def _key(codec: Codec, stage: str) -> str:
 # ------------------------------------------------------------------------------------------------------ measured
 
 
-def measure_device(codecs: Iterable[Codec], *, known: Device | None = None) -> Device:
-    """Time the stages of codecs on this machine, in one thread; what `known` has is not timed again."""
+def measure_device(codecs: Iterable[Codec], *, known: Device | None = None, on: torch.device = _CPU) -> Device:
+    """Time the stages of codecs on a device, on a CPU in one thread; what `known` has is not timed again."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         speeds = dict(known.speeds) if known is not None else {}
         for codec in dict.fromkeys(codecs):  # recipes share codecs
             if known is None or not known.knows(codec):
-                speeds.update(_speeds_of(codec))
-        sweep = _sweep() if known is None else known.sweep
+                speeds.update(_speeds_of(codec, on))
+        sweep = _sweep(on) if known is None else known.sweep
     finally:
         torch.set_num_threads(threads)
+    if on.type == "cuda":
+        return Device(torch.cuda.get_device_name(on), sweep, speeds, hook=_HOOK_ON_A_GPU)
     return Device("this machine", sweep, speeds, hook=_HOOK)
 
 
-def _sweep() -> Speed:
-    x = torch.zeros(_LARGE)
+def _sweep(on: torch.device) -> Speed:
+    x = torch.zeros(_LARGE, device=on)
     out = torch.empty_like(x)
-    return Speed(5e-6, _typical(lambda: out.copy_(x)) / _LARGE)
+    return Speed(5e-6, _typical(lambda: out.copy_(x), on) / _LARGE)
 
 
-def _speeds_of(codec: Codec) -> dict[str, Speed]:
-    large, small = _stages(codec, _LARGE), _stages(codec, _SMALL)
+def _speeds_of(codec: Codec, on: torch.device) -> dict[str, Speed]:
+    large, small = _stages(codec, _LARGE, on), _stages(codec, _SMALL, on)
     found = {}
     for stage, (run, elements) in large.items():
-        slow, quick = _typical(run), _typical(small[stage][0])
+        slow, quick = _typical(run, on), _typical(small[stage][0], on)
         each = max(0.0, (slow - quick) / (elements - small[stage][1]))
         found[_key(codec, stage)] = Speed(max(0.0, quick - each * small[stage][1]), each)
     return found
 
 
-def _stages(codec: Codec, numel: int) -> _Stages:
+def _stages(codec: Codec, numel: int, on: torch.device) -> Trials:
     """Inputs and messages take turns, as in training: what was used last time is no longer in a cache."""
-    draw, state, out = Draw(0, 0, "w", 0), codec.new_state(), torch.zeros(numel)
     given = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(_TURNS)]
-    x = given[0]
-    if isinstance(codec, LowRank):
-        return _factor_stages(codec, x.view(_side(numel), -1), draw)
-    if isinstance(codec, GlobalQsgd):
-        return _global_stages(codec, x, out, draw)
-    messages = itertools.cycle([codec.encode(one, draw=draw, state=state) for one in given])
-    turns = itertools.cycle(given)
-    kept = codec.capacity(numel) if isinstance(codec, SparseCodec) else numel
-    encode = codec.encode_taking if codec.sparse else codec.encode  # sparse ones have a memory as a rule
-    stages: _Stages = {
-        "encode": (lambda: encode(next(turns), draw=draw, state=state), numel),
-        "add": (lambda: codec.add(next(messages), out), kept),
-        "put": (lambda: codec.put(next(messages), out), kept),
-    }
-    if isinstance(codec, Sparsifier):
-        stages["select"] = (lambda: codec.pack_positions(next(turns), draw=draw, state=state), numel)
-    return stages
+    return codec.trials([x.to(on) for x in given], Draw(0, 0, "w", 0))
 
 
-def _global_stages(codec: GlobalQsgd, x: Tensor, out: Tensor, draw: Draw) -> _Stages:
-    scale = codec.scale_from(codec.local_norm(x))
-    codes = codec.to_sum(x, scale=scale, world_size=4, draw=draw)
-    stages: _Stages = {
-        "encode": (lambda: codec.to_sum(x, scale=scale, world_size=4, draw=draw), x.numel()),
-        "put": (lambda: codec.from_sum(codes, scale=scale, world_size=4, mean=True, out=out), x.numel()),
-    }
-    if codec.addition == "codes":
-        stages["add"] = (lambda: codec.add_codes(codes, codes, draw), x.numel())
-    return stages
+def _typical(run: Callable[[], object], on: torch.device) -> float:
+    """Processor time of this thread, the median of a few: what others take of the machine is not the codec's.
 
-
-def _factor_stages(codec: LowRank, matrix: Tensor, draw: Draw) -> _Stages:
-    state = codec.new_state()
-    p = codec.orthonormal(codec.left(matrix, state=state, draw=draw))
-    q = codec.right(matrix, p)
-    codec.warm(state, q)
-    return {
-        "left": (lambda: codec.orthonormal(codec.left(matrix, state=state, draw=draw)), matrix.numel()),
-        "right": (lambda: codec.right(matrix, p), matrix.numel()),
-        "put": (lambda: codec.restore(p, q, tuple(matrix.shape)), matrix.numel()),
-    }
-
-
-def _side(numel: int) -> int:
-    """Of a matrix that is nearly square."""
-    return 1 << (numel.bit_length() // 2)
-
-
-def _typical(run: Callable[[], object]) -> float:
-    """Processor time of this thread, the median of a few: what others take of the machine is not the codec's."""
+    On a GPU it is the time until the device is done.
+    """
     run()
+    if on.type == "cuda":
+        return statistics.median(_until_done(run, on) for _ in range(_ROUNDS))
     taken = []
     for _ in range(_ROUNDS):
         begin = time.thread_time()
         run()
         taken.append(time.thread_time() - begin)
     return statistics.median(taken)
+
+
+def _until_done(run: Callable[[], object], on: torch.device) -> float:
+    streams.finish(on)
+    begin = time.perf_counter()
+    run()
+    streams.finish(on)
+    return time.perf_counter() - begin
 
 
 # --------------------------------------------------------------------------------------------------- remembered
@@ -250,7 +215,7 @@ def this_machine(codecs: Iterable[Codec]) -> Device:
 def _gpu(name: str, terabytes: float) -> Device:
     """A GPU by its memory bandwidth: 8 bytes an element and pass, at two thirds of it; a launch takes 10 us."""
     sweep = Speed(10e-6, 8 / (terabytes * 1e12 * 2 / 3))
-    return Device(name, sweep, hook=0.1e-3, stated=True)
+    return Device(name, sweep, hook=_HOOK_ON_A_GPU, stated=True)
 
 
 DEVICES: Mapping[str, Device] = {

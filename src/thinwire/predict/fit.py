@@ -1,4 +1,4 @@
-"""Lines through timings: latency and time a byte, in as few ranges of sizes as describe them."""
+"""Fits latency and time per byte to timings, in as few ranges of sizes as describe them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 Point = tuple[float, float]  # size in bytes, seconds
 _MOST_REGIMES = 3
 _WORTH_A_REGIME = 0.5  # another range must halve the squared error
-_GOOD = 0.01  # relative; what is this close needs no other range
+_GOOD = 0.01  # relative error below which no further range is needed
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Regime:
 
 
 def fit_line(points: Sequence[Point]) -> tuple[float, float]:
-    """Latency and seconds a byte, neither below 0, with the least squared *relative* error.
+    """Latency and seconds per byte, neither below 0, with the least squared *relative* error.
 
-    A millisecond off matters in a message of ten, not in one of a thousand.
+    Relative, because an error of a millisecond matters in a message of ten milliseconds, not in one of a second.
 
     >>> latency, byte_seconds = fit_line([(1e3, 0.00201), (1e6, 0.012), (4e6, 0.042)])
     >>> round(latency, 4), round(byte_seconds * 1e6, 4)
@@ -55,7 +55,7 @@ def fit_line(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def fit_regimes(points: Sequence[Point]) -> tuple[Regime, ...]:
-    """One line, or one for each of two or three ranges where that describes the points much better."""
+    """One range of sizes, or two or three where they describe the points much better."""
     ordered = sorted(points)
     best = _lines(ordered, ())
     for count in range(2, _MOST_REGIMES + 1):
@@ -77,12 +77,12 @@ def fit_regimes(points: Sequence[Point]) -> tuple[Regime, ...]:
 
 
 def fit_error(regimes: Sequence[Regime], points: Sequence[Point]) -> float:
-    """Relative, of the median point."""
+    """The median relative error over the points."""
     return statistics.median(abs(_predicted(regimes, size) / seconds - 1) for size, seconds in points)
 
 
 def _enough(sizes: Sequence[float], cuts: Sequence[float]) -> bool:
-    """Two sizes in every range, or a line through it says nothing."""
+    """Two sizes in every range: fewer do not determine a latency and a rate."""
     edges = [0.0, *cuts, math.inf]
     return all(sum(low < size <= high for size in sizes) >= 2 for low, high in itertools.pairwise(edges))
 

@@ -1,8 +1,8 @@
-"""What collectives cost on a network: a line (latency, time a byte) for each collective and range of sizes.
+"""What collectives cost on a network: latency and time per byte, measured by collective and size or from one link.
 
-Libraries do not follow one line: small messages take other ways than large ones, rings and trees differ, TCP needs time
-to fill a long line. So `probe` measures each collective by itself. Where nothing was measured, one line stands for the
-network and the formulas of the algorithms that gloo uses for the rest.
+No library follows one formula: small messages take another path than large ones, rings and trees differ, and TCP needs
+time to fill a long link. So `probe` measures each collective by itself. A network that was not measured is one link,
+priced by the schedules of `collectives.py`.
 """
 
 from __future__ import annotations
@@ -14,54 +14,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from ..comm.network import FEW_RANKS, SMALL_SUM
 from ..errors import OptionError
 from ..exchange.script import Collective
+from .collectives import Cost, Link, hops, schedule_of
 from .fit import Regime, fit_error, fit_regimes
-from .spec import Phase, parse_network
-from .textbook import Line
+from .presets import HOST_LATENCY, UNLIMITED, NetworkPreset
+from .spec import Phase, named_network
 
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 SCHEMA = 1
 _KIND = "network"
-_UNSHAPED = Line(50e-6, 8e-9 / 20)  # a good local line, where nothing limits it and nothing was measured
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds of one collective: until the first byte, during which others may send, and of its bytes."""
-
-    latency: float
-    transfer: float
-
-    @property
-    def seconds(self) -> float:
-        return self.latency + self.transfer
-
-
-def hops(collective: Collective, size: float, ranks: int) -> tuple[float, float]:
-    """How many latencies, and how many times `size`, a collective takes on the path that decides when it ends.
-
-    >>> hops("all_reduce", 1e6, 4), hops("all_gather", 1e6, 4), hops("all_to_all", 1e6, 4)
-    ((6.0, 1.5), (3.0, 3.0), (1.0, 0.75))
-    """
-    n = ranks
-    if n == 1:
-        return 0.0, 0.0
-    if collective == "all_reduce":
-        return 2.0 * (n - 1), 2 * (n - 1) / n
-    if collective == "small_sum":
-        return 2.0, 2 * (n - 1) / n
-    if collective == "all_gather":
-        return (1.0 if size <= SMALL_SUM and n <= FEW_RANKS else n - 1.0), n - 1.0
-    if collective == "broadcast":
-        return float(math.ceil(math.log2(n))), float(math.ceil(math.log2(n)))
-    return 1.0, (n - 1) / n if collective == "all_to_all" else 1.0
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What was measured of one collective, and the lines through it."""
+    """The timings of one collective, and the latency and rate fitted to each range of sizes."""
 
     collective: Collective
     regimes: tuple[Regime, ...]
@@ -79,7 +46,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A network that collectives can be priced on: measured ones (`fits`, between `ranks` hosts), or one line.
+    """A network that prices collectives: by what was measured (`fits`, between `ranks` hosts), else by one link.
 
     >>> network = NetworkModel.named("100mbit,1ms")
     >>> round(network.cost("all_reduce", 12.5e6, ranks=4).seconds, 3)
@@ -87,12 +54,12 @@ class NetworkModel:
     """
 
     name: str
-    line: Line
+    link: Link
     ranks: int | None = None
     fits: Mapping[Collective, Fit] = field(default_factory=dict)
-    inner: Line | None = None  # inside a host of `per_host` ranks
+    inner: Link | None = None  # inside a host of `per_host` ranks
     per_host: int = 1
-    pairs: Mapping[str, Line] = field(default_factory=dict)  # "0-3": what two hosts have between them
+    pairs: Mapping[str, Link] = field(default_factory=dict)  # "0-3": the link between two hosts
     about: str = ""
 
     @property
@@ -100,46 +67,61 @@ class NetworkModel:
         return bool(self.fits)
 
     def cost(self, collective: Collective, size: float, *, ranks: int) -> Cost:
-        """Of one collective that `size` bytes are given to on every rank."""
+        """Of one collective that gets `size` bytes from every rank."""
         if ranks == 1 or size <= 0:
             return Cost(0.0, 0.0)
         fit = self.fits.get(collective)
         if fit is None or self.ranks is None:
-            return self._by_the_book(collective, size, ranks)
+            return self._by_schedule(collective, size, ranks)
         regime = fit.regime(size)
         here, there = hops(collective, size, self.ranks), hops(collective, size, ranks)
         return Cost(regime.latency * there[0] / here[0], regime.byte_seconds * size * there[1] / here[1])
 
-    def _by_the_book(self, collective: Collective, size: float, ranks: int) -> Cost:
-        hosts = -(-ranks // self.per_host)
-        trips, times = hops(collective, size, hosts)
-        latency, transfer = trips * self.line.latency, times * size * self.line.byte_seconds
-        if self.inner is not None and self.per_host > 1:  # inside the host first, and back at the end
-            trips, times = hops(collective, size, min(ranks, self.per_host))
-            latency += trips * self.inner.latency
-            transfer += times * size * self.inner.byte_seconds
-        return Cost(latency, transfer)
+    def _by_schedule(self, collective: Collective, size: float, ranks: int) -> Cost:
+        between = schedule_of(collective, size, -(-ranks // self.per_host)).cost(self.link, size)
+        if self.inner is None or self.per_host == 1:
+            return between
+        inside = schedule_of(collective, size, min(ranks, self.per_host)).cost(self.inner, size)
+        return Cost(between.latency + inside.latency, between.transfer + inside.transfer)
 
     # ------------------------------------------------------------------------------------------------- by name
 
     @classmethod
     def named(cls, text: str) -> NetworkModel:
-        """A preset, a network as it is written for `compare`, or the file of a probe.
+        """A preset, a network as text, or the file of a probe.
 
-        >>> NetworkModel.named("10gbe").line.byte_seconds
+        >>> NetworkModel.named("10gbe").link.byte_seconds
         8e-10
         >>> NetworkModel.named("10gbee")
         Traceback (most recent call last):
         thinwire.errors.OptionError: network '10gbee': ...
         """
-        if text in PRESETS:
-            return PRESETS[text]
         if text.endswith(".json"):
             return cls.load(text)
-        spec = parse_network(text)
-        if len(spec.phases) > 1:
+        found = named_network(text)
+        if isinstance(found, NetworkPreset):
+            return cls.of_preset(found)
+        if len(found.phases) > 1:
             raise OptionError(f"{text!r} changes with time, and a plan is made for one network: give one phase of it")
-        return cls(text, line_of(spec.phases[0]))
+        return cls(text, link_of(found.phases[0]))
+
+    @classmethod
+    def of_preset(cls, preset: NetworkPreset) -> NetworkModel:
+        """
+        >>> from thinwire.predict.presets import PRESETS
+        >>> NetworkModel.of_preset(PRESETS["nvlink+10gbe"]).per_host
+        8
+        """
+        if not preset.uniform:
+            raise OptionError(
+                f"network {preset.name!r} has links that differ, and a plan is made for equal ones: "
+                f"give one of its links as text, or run thinwire simulate --cost-only --network {preset.name}"
+            )
+        link = Link(preset.latency, 8 / preset.bandwidth)
+        if preset.inside is None:
+            return cls(preset.name, link, about=preset.about)
+        inner = Link(preset.inside.latency, 8 / preset.inside.bandwidth)
+        return cls(preset.name, link, inner=inner, per_host=preset.inside.workers, about=preset.about)
 
     # -------------------------------------------------------------------------------------------------- as JSON
 
@@ -150,8 +132,8 @@ class NetworkModel:
             "name": self.name,
             "about": self.about,
             "ranks": self.ranks,
-            "latency_ms": 1e3 * self.line.latency,
-            "mbit": 8e-6 / self.line.byte_seconds,
+            "latency_ms": 1e3 * self.link.latency,
+            "mbit": 8e-6 / self.link.byte_seconds,
             "inner": None if self.inner is None else asdict(self.inner),
             "per_host": self.per_host,
             "fits": [
@@ -163,12 +145,12 @@ class NetworkModel:
                 }
                 for fit in self.fits.values()
             ],
-            "pairs": {pair: asdict(line) for pair, line in self.pairs.items()},
+            "pairs": {pair: asdict(link) for pair, link in self.pairs.items()},
         }
 
     @classmethod
     def from_dict(cls, told: Any, *, source: str = "this network") -> NetworkModel:
-        """Refuses what is not a network, or not a possible one, in one sentence."""
+        """Refuses a file that is no network, or an impossible one, in one sentence."""
         try:
             if told["kind"] != _KIND or told["schema"] != SCHEMA:
                 raise OptionError(f"{source} is not a network of this version of thinwire: run thinwire probe again")
@@ -182,10 +164,10 @@ class NetworkModel:
                 )
                 points = tuple((point["bytes"], point["seconds"]) for point in entry["points"])
                 fits[entry["collective"]] = Fit(entry["collective"], regimes, entry["error"], points)
-            line = Line(told["latency_ms"] / 1e3, 8e-6 / told["mbit"])
-            inner = None if told["inner"] is None else Line(**told["inner"])
-            pairs = {pair: Line(**entry) for pair, entry in told["pairs"].items()}
-            model = cls(told["name"], line, told["ranks"], fits, inner, told["per_host"], pairs, told["about"])
+            link = Link(told["latency_ms"] / 1e3, 8e-6 / told["mbit"])
+            inner = None if told["inner"] is None else Link(**told["inner"])
+            pairs = {pair: Link(**entry) for pair, entry in told["pairs"].items()}
+            model = cls(told["name"], link, told["ranks"], fits, inner, told["per_host"], pairs, told["about"])
         except OptionError:
             raise
         except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as problem:
@@ -196,15 +178,15 @@ class NetworkModel:
         return model
 
     def check(self, source: str) -> None:
-        """Numbers that no network has."""
-        lines = [self.line, *self.pairs.values(), *([self.inner] if self.inner else [])]
+        """Refuse numbers that no network has."""
+        links = [self.link, *self.pairs.values(), *([self.inner] if self.inner else [])]
         regimes = [regime for fit in self.fits.values() for regime in fit.regimes]
-        numbers = [(one.latency, one.byte_seconds) for one in lines]
+        numbers = [(one.latency, one.byte_seconds) for one in links]
         for pair in numbers + [(one.latency, one.byte_seconds) for one in regimes]:
             if not all(0 <= number < math.inf for number in pair):
                 raise OptionError(f"{source} has a latency or a rate that no network has: {pair} s, s/byte")
-        if any(line.byte_seconds <= 0 for line in lines) or not all(fit.regimes for fit in self.fits.values()):
-            raise OptionError(f"{source} has a line without a rate: give one above 0")
+        if any(link.byte_seconds <= 0 for link in links) or not all(fit.regimes for fit in self.fits.values()):
+            raise OptionError(f"{source} has a link without a rate: give one above 0")
         if (self.fits and (self.ranks is None or self.ranks < 2)) or self.per_host < 1:
             raise OptionError(f"{source} was not measured between two ranks or more: run thinwire probe again")
 
@@ -225,33 +207,11 @@ class NetworkModel:
         return cls.from_dict(told, source=path)
 
 
-def line_of(phase: Phase) -> Line:
-    """A phase of an emulated network; half the jitter comes on top, and loss is not in it."""
-    rate = _UNSHAPED.byte_seconds if phase.rate_bits is None else 8 / phase.rate_bits
-    return Line(phase.delay_seconds + _UNSHAPED.latency, rate)
+def link_of(phase: Phase) -> Link:
+    """The link of a phase, with the time that gloo and the hosts add to a hop. Jitter and loss are left out."""
+    bandwidth = UNLIMITED if phase.rate_bits is None else phase.rate_bits
+    return Link(phase.delay_seconds + HOST_LATENCY, 8 / bandwidth)
 
 
 def _regime_as_dict(regime: Regime) -> dict[str, float | None]:
     return {**asdict(regime), "upto": None if math.isinf(regime.upto) else regime.upto}
-
-
-def _on_nvlink(name: str, *, milliseconds: float, gigabits: float) -> NetworkModel:
-    inner, about = Line.of(milliseconds=0.005, gigabits=2400), f"8 GPUs a host on NVLink, {gigabits:g} Gbit/s between"
-    return NetworkModel(
-        name, Line.of(milliseconds=milliseconds, gigabits=gigabits), inner=inner, per_host=8, about=about
-    )
-
-
-PRESETS: Mapping[str, NetworkModel] = {
-    model.name: model
-    for model in (
-        NetworkModel("1gbe", Line.of(milliseconds=0.1, gigabits=1), about="1 Gbit/s Ethernet"),
-        NetworkModel("10gbe", Line.of(milliseconds=0.05, gigabits=10), about="10 Gbit/s Ethernet"),
-        NetworkModel("25gbe", Line.of(milliseconds=0.03, gigabits=25), about="25 Gbit/s Ethernet"),
-        NetworkModel("100gbe", Line.of(milliseconds=0.02, gigabits=100), about="100 Gbit/s Ethernet"),
-        NetworkModel("cross-region", Line.of(milliseconds=30, gigabits=0.5), about="two regions of a cloud"),
-        NetworkModel("home-dsl", Line.of(milliseconds=15, gigabits=0.01), about="what a household sends by DSL"),
-        _on_nvlink("nvlink+10gbe", milliseconds=0.05, gigabits=10),
-        _on_nvlink("nvlink+100gbe", milliseconds=0.02, gigabits=100),
-    )
-}

@@ -1,6 +1,7 @@
-"""A network in one line of text: what each host may send, how long a packet is under way, how many are lost.
+"""A network as text, such as 100mbit,5ms: bandwidth, latency, jitter and loss of a link, and when they change.
 
-Standard library only: the processes that emulate the network read it without loading torch.
+`parse_network` is the one parser: every command reads networks with it. Standard library only: the processes that
+emulate a network read it without loading torch.
 """
 
 from __future__ import annotations
@@ -11,18 +12,10 @@ from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 
 from ..errors import OptionError
+from .presets import PRESETS, NetworkPreset, emulated_names, preset_names
 
 RATE_UNITS = {"gbit": Decimal(10**9), "mbit": Decimal(10**6), "kbit": Decimal(10**3)}
 TIME_UNITS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
-
-# One-way delays. dsl and home are what a household sends, which is the slower direction of its line.
-PRESETS = {
-    "lan-1g": "1gbit,0.1ms",
-    "lan-100m": "100mbit,1ms",
-    "cross-region": "500mbit,30ms,jitter=1ms",
-    "home": "50mbit,10ms,jitter=1ms,loss=0.01%",
-    "dsl": "10mbit,15ms,jitter=1ms,loss=0.05%",
-}
 
 SLOWEST, FASTEST = 64_000, 100_000_000_000  # bit/s
 LONGEST = 10.0  # seconds of delay
@@ -35,9 +28,9 @@ _EXAMPLE = "write for example 100mbit,5ms,jitter=1ms,loss=0.1%"
 class Phase:
     """One state of the network, from `at_seconds` of the schedule on.
 
-    `rate_bits` is what each host may send and receive a second (None: no limit), `delay_seconds` what every packet
-    waits on its way from host to host, so a ping takes twice that. Jitter is uniform, up to `jitter_seconds` more or
-    less; packets between two hosts stay in order.
+    `rate_bits` is the bandwidth of each host, both ways (None: no limit). `delay_seconds` is the one-way latency from
+    host to host, so a ping takes twice that. Jitter is uniform, up to `jitter_seconds` more or less. Packets between
+    two hosts stay in order.
 
     >>> str(Phase(rate_bits=100_000_000, delay_seconds=0.005))
     '100mbit,5ms'
@@ -67,7 +60,7 @@ class Phase:
 
     @property
     def rate_only(self) -> bool:
-        """No delay, no jitter, no loss: a token bucket can do it."""
+        """No delay, no jitter, no loss: a token bucket is enough."""
         return not (self.delay_seconds or self.jitter_seconds or self.loss_fraction)
 
     def __str__(self) -> str:
@@ -102,7 +95,7 @@ class NetworkSpec:
             raise OptionError("the phases of a network must begin one after the other: give each a later @ time")
 
     def at(self, seconds: float) -> Phase:
-        """The phase that holds so long after the clock was started."""
+        """The phase in force that many seconds after the clock started."""
         return next((phase for phase in reversed(self.phases) if phase.at_seconds <= seconds), self.phases[0])
 
     @property
@@ -119,9 +112,9 @@ class NetworkSpec:
     def mtu(self) -> int:
         """Bytes of the largest packet, one size for the whole schedule.
 
-        Large packets keep a user-space switch cheap; but one must not block the line for long. So at the highest rate
-        a packet takes at most 2 ms, at the lowest at most 10 ms. With loss, packets are smaller (0.25 ms): each lost
-        one stands for a few lost frames, not for dozens.
+        Large packets keep a user-space switch cheap, but a packet must not block the link for long. It takes at most
+        2 ms at the highest rate and at most 10 ms at the lowest. With loss, packets are smaller (0.25 ms), so that a
+        lost one stands for a few lost frames and not for dozens.
 
         >>> [parse_network(text).mtu for text in ("1gbit", "100mbit,1ms", "10mbit", "1gbit;10mbit@5s", "unshaped")]
         [60000, 25000, 2500, 12500, 60000]
@@ -140,10 +133,9 @@ class NetworkSpec:
 
 
 def parse_network(text: str) -> NetworkSpec:
-    """A network from its text: rate and one-way delay, then `jitter=` and `loss=`; or a preset; or a schedule of these.
+    """A network whose hosts all have the same link: rate, one-way delay, `jitter=` and `loss=`; a preset; a schedule.
 
-    Rates are in kbit, mbit or gbit, times in us, ms or s. `unshaped` is the machine as it is. Presets: lan-1g,
-    lan-100m, cross-region, home, dsl.
+    Rates are in kbit, mbit or gbit, times in us, ms or s. `unshaped` is the machine as it is.
 
     >>> parse_network("100mbit,5ms,loss=0.1%").phases[0].loss_fraction
     0.001
@@ -151,7 +143,7 @@ def parse_network(text: str) -> NetworkSpec:
     '100mbit,1ms'
     >>> parse_network("fast")
     Traceback (most recent call last):
-    thinwire.errors.OptionError: network 'fast': ...
+    thinwire.errors.OptionError: network 'fast': 'fast' is neither a rate, a delay nor a preset (1gbe, ...
     """
     entries = text.split(";")
     phases = []
@@ -173,10 +165,24 @@ def parse_network(text: str) -> NetworkSpec:
         raise OptionError(f"network {text!r}: {problem}") from None
 
 
+def named_network(text: str) -> NetworkPreset | NetworkSpec:
+    """The preset of this name, of any kind; else the network that the text describes.
+
+    >>> named_network("three-regions").about
+    '1 Gbit/s a worker; 0.5 ms inside a region, 35, 45 and 75 ms between regions.'
+    >>> named_network("1gbit;50mbit@5s").phases[1].rate_bits
+    50000000
+    """
+    preset = PRESETS.get(text.strip().lower())
+    return parse_network(text) if preset is None else preset
+
+
 def _parse_phase(body: str, at_seconds: float) -> Phase:
-    body = PRESETS.get(body.lower(), body).lower()
+    body = body.lower()
     if body == "unshaped":
         return Phase(at_seconds)
+    if body in PRESETS:
+        return _phase_of(PRESETS[body], at_seconds)
     found: dict[str, Decimal] = {}
     for part in (part.strip() for part in body.split(",")):
         name, equals, value = (piece.strip() for piece in part.partition("="))
@@ -201,6 +207,16 @@ def _parse_phase(body: str, at_seconds: float) -> Phase:
     return Phase(at_seconds, None if rate is None else int(rate), delay, jitter, loss)
 
 
+def _phase_of(preset: NetworkPreset, at_seconds: float) -> Phase:
+    if not preset.emulated:
+        what = "hosts of several workers" if preset.uniform else "links that differ between hosts"
+        raise OptionError(
+            f"{preset.name} has {what}, which is for thinwire simulate; here all workers have the same link: "
+            f"choose {emulated_names()}"
+        )
+    return Phase(at_seconds, int(preset.bandwidth), preset.latency, preset.jitter, preset.loss)
+
+
 def _number(text: str, units: dict[str, Decimal], what: str) -> Decimal:
     """Decimal, so that 0.1ms and 100us are the same float."""
     match = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?) *([a-z%]+)", text)
@@ -210,8 +226,7 @@ def _number(text: str, units: dict[str, Decimal], what: str) -> Decimal:
         except InvalidOperation:
             pass
     if what == "delay" and not match:
-        known = ", ".join(PRESETS)
-        raise OptionError(f"{text!r} is neither a rate, a delay nor a preset ({known}, unshaped); {_EXAMPLE}")
+        raise OptionError(f"{text!r} is neither a rate, a delay nor a preset ({preset_names()}, unshaped); {_EXAMPLE}")
     raise OptionError(f"{text!r} is not a {what}: give a number and {', '.join(units)}; {_EXAMPLE}")
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from .. import theory
-from ..codecs.global_qsgd import GlobalQsgd
-from ..exchange import TwoShot
 from ..recipe.compose import Recipe
 
 
 def variance_of_mean(recipe: Recipe, numel: int, workers: int) -> float | None:
-    """Of the mean over so many workers, in terms of one worker's |g|^2; None for a codec that is biased."""
-    codec, exchange = recipe.codec, recipe.exchange
-    omega = codec.omega(numel)
-    if omega is None:
+    """Variance of the mean over the workers, in units of one worker's |g|^2; None for a biased codec.
+
+    >>> from thinwire import parse
+    >>> round(variance_of_mean(parse("two-shot-4"), 1 << 20, workers=4), 3)
+    0.013
+    >>> variance_of_mean(parse("top-k"), 1 << 20, workers=4) is None
+    True
+    """
+    first, *back = recipe.codecs
+    variance = first.omega_of_mean(numel, workers)
+    if variance is None:
         return None
-    if isinstance(codec, GlobalQsgd) and codec.addition == "sum" and codec.norm != "l2":
-        omega = theory.uniform_linf(codec.block or numel, codec.levels(workers))  # which they share
-    back = exchange.codec_back(codec).omega(numel) if isinstance(exchange, TwoShot) else 0.0
-    return omega / workers + (back or 0.0)
+    return variance + sum(codec.omega(numel) or 0.0 for codec in back)  # errors on the way back do not average out

@@ -1,4 +1,4 @@
-"""What is trained, as far as a plan needs to know: its buckets, when each is ready, and what computing takes."""
+"""The profile of a training step: its buckets, when each is ready, and the seconds of forward and backward."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from torch.nn.parallel import DistributedDataParallel
 from ..codecs.base import Shape
 from ..comm.communicator import joined
 from ..errors import OptionError
-from ..reduce.buckets import FIRST_BUCKET, Layout, Parameter, Parcel, one_dimensional_or_tiny
+from ..reduce.buckets import FIRST_BUCKET, Layout, Parameter, one_dimensional_or_tiny
+from ..reduce.buckets import Bucket as ReducedBucket
 
 _MB = 1 << 20
 BACKWARD_SHARE, FORWARD_SHARE = 0.6, 0.3  # of a step of which only the whole is known; the rest is the optimizer
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Gradients that travel together: matrices that are compressed, other elements that are not.
+class BucketProfile:
+    """Gradients that are sent together: matrices that are compressed, and `exact` elements that are not.
 
-    `ready` is when the last of them is there, as a share of backward.
+    `ready` is when the last of them is computed, as a share of backward.
     """
 
     shapes: tuple[Shape, ...]
@@ -36,8 +37,8 @@ class Bucket:
     ready: float
 
     @classmethod
-    def of(cls, parcel: Parcel, ready: float) -> Bucket:
-        return cls(tuple(part.shape for part in parcel.parts), parcel.exact_numel, ready)
+    def of(cls, bucket: ReducedBucket, ready: float) -> BucketProfile:
+        return cls(tuple(part.shape for part in bucket.parts), bucket.exact_numel, ready)
 
     @property
     def numel(self) -> int:
@@ -52,15 +53,15 @@ class Bucket:
 class Profile:
     """A training step without communication, in seconds of one worker while all of them compute.
 
-    `processors` is what a worker has for itself: 0.5 if four share two cores. `meeting` is what the slowest worker adds
-    where all must wait for each other.
+    `processors` is the share of processors of one worker: 0.5 if four workers share two cores. `meeting` is the time
+    that the slowest worker adds where all wait for each other.
     """
 
     name: str
     forward: float
     backward: float
     rest: float
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[BucketProfile, ...]
     processors: float = math.inf
     meeting: float = 0.0
     measured: bool = False
@@ -89,7 +90,7 @@ class Profile:
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Profile:
         buckets = tuple(
-            Bucket(tuple(tuple(shape) for shape in one["shapes"]), one["exact"], one["ready"])
+            BucketProfile(tuple(tuple(shape) for shape in one["shapes"]), one["exact"], one["ready"])
             for one in told["buckets"]
         )
         processors = math.inf if told["processors"] is None else told["processors"]
@@ -97,7 +98,7 @@ class Profile:
 
 
 def of_size(parameters: int, step_seconds: float, *, bucket_mb: float = 25.0) -> Profile:
-    """A model of which only the size and the step time are known: square matrices, ready one after the other.
+    """A model known by its size and step time only: square matrices that become ready one after the other.
 
     >>> profile = of_size(25_600_000, 0.12)
     >>> len(profile.buckets), profile.parameters, round(profile.compute, 3)
@@ -115,7 +116,7 @@ def of_size(parameters: int, step_seconds: float, *, bucket_mb: float = 25.0) ->
     done, buckets = 0, []
     for size in sizes:
         done += size
-        buckets.append(Bucket(_squares(size), 0, done / parameters))
+        buckets.append(BucketProfile(_squares(size), 0, done / parameters))
     forward, backward = FORWARD_SHARE * step_seconds, BACKWARD_SHARE * step_seconds
     rest = step_seconds - forward - backward
     return Profile(f"{parameters:,} parameters", forward, backward, rest, tuple(buckets))
@@ -132,7 +133,7 @@ def _squares(size: int, side: int = 1024) -> tuple[Shape, ...]:
 
 @dataclass(frozen=True)
 class _Timed:
-    """One step: seconds of its parts, and the parameters of each bucket with the time of its arrival."""
+    """One step: seconds of its parts, and for each bucket its time of arrival and its parameters."""
 
     forward: float
     backward: float
@@ -141,7 +142,7 @@ class _Timed:
 
 
 def passed_on(bucket: Any) -> torch.futures.Future[Tensor]:
-    """What a hook returns that sends nothing."""
+    """The result of a DDP hook that sends nothing: its bucket as it is."""
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -191,21 +192,21 @@ class Stopwatch:
         arrived, buckets = [step.arrived for step in steps if len(step.arrived) == len(steps[-1].arrived)], []
         parameters = [Parameter.of(key, p, one_dimensional_or_tiny) for key, p in self._model.module.named_parameters()]
         layout = Layout(parameters, [names for _, names in arrived[-1]])
-        for number, parcel in enumerate(layout.parcels):
+        for number, bucket in enumerate(layout.buckets):
             at = _mean([each[number][0] - each[-1][0] for each in arrived])
             ready = min(1.0, max(0.0, 1.0 + at / backward)) if backward > 0 else 1.0
-            buckets.append(Bucket.of(parcel, ready))
+            buckets.append(BucketProfile.of(bucket, ready))
         rest = max(0.0, _mean([step.whole for step in steps]) - forward - backward)
         return Profile(name, forward, backward, rest, tuple(buckets), processors, measured=True)
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Not the median: where workers share processors, some steps take much longer, and they are part of training."""
+    """The mean, not the median: where workers share processors, some steps take much longer, and they count too."""
     return sum(values) / len(values)
 
 
 def model_named(text: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """`module:function`, whose function returns a model and a function that gives its loss on a batch.
+    """Calls `module:function`, which returns a model and a function that gives its loss on a batch.
 
     >>> model_named("nothing")
     Traceback (most recent call last):

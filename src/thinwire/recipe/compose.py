@@ -10,39 +10,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal
 
-from ..codecs.base import Codec, Shape
-from ..codecs.cast import Bf16, Fp8, Fp16, Fp32
-from ..codecs.global_qsgd import GlobalQsgd
-from ..codecs.low_rank import LowRank
-from ..codecs.quantize import AbsMax, MinMax, Natural, Qsgd, Sign, Terngrad
-from ..codecs.rotated import Rotated
-from ..codecs.sparsify import DgcK, GaussianK, RandomK, TopK, TrimmedK
-from ..codecs.threshold_k import ThresholdK
+from ..codecs import Codec, Shape
+from ..codecs.cast import Fp32
 from ..errors import OptionError, RecipeError
-from ..exchange import AllGather, AllReduce, Exchange, Local, SharedTopK, TwoShot
-from ..memory import ErrorFeedback, Memory, MomentumCorrection
+from ..exchange import AllGather, AllReduce, Exchange
+from ..memory import ErrorFeedback, Memory
 from .fits import TYPICAL_NUMEL, contraction_refusal, order_refusal
 from .presets import PRESETS
+from .registry import ALIASES, STAGES
 from .stage import Stage
 
-_ALL: tuple[type[Stage], ...] = (
-    *(ErrorFeedback, MomentumCorrection),
-    *(Fp32, Fp16, Bf16, Fp8),
-    *(Qsgd, Terngrad, Natural, MinMax, AbsMax, Sign, GlobalQsgd, Rotated),
-    *(TopK, GaussianK, DgcK, TrimmedK, RandomK, ThresholdK, LowRank),
-    *(AllReduce, AllGather, TwoShot, SharedTopK, Local),
-)
-STAGES: Mapping[str, type[Stage]] = MappingProxyType({stage.name: stage for stage in _ALL})
-ALIASES: Mapping[str, str] = MappingProxyType(
-    {"ef": "error_feedback", "dgc": "momentum_correction", "none": "fp32", "dense": "fp32"}
-)
 _TYPICAL_SHAPE = (1024, 1024)  # whose size and error are told
 _EXAMPLES = {"bits": 4, "ratio": 0.01}  # of options without a default
 
@@ -57,7 +41,7 @@ class Recipe:
     >>> str(recipe), recipe.codec.values
     ('error_feedback|top_k:0.01|bf16|all_gather', bf16())
     >>> recipe.unbiased, recipe.wire_bytes(1_000_000)
-    (False, 30780)
+    (False, 30748)
     """
 
     memory: Memory | None
@@ -71,8 +55,8 @@ class Recipe:
             _raise(self.memory.accepts(self.codec))
             _raise(contraction_refusal(self.memory, self.codec))
         _raise(self.exchange.accepts(self.codec))
-        if isinstance(self.exchange, TwoShot) and self.exchange.feedback:
-            _raise(contraction_refusal(ErrorFeedback(), self.exchange.codec_back(self.codec)))
+        if self.exchange.feedback:
+            _raise(contraction_refusal(ErrorFeedback(), self.exchange.codecs(self.codec)[-1]))
 
     def stages(self) -> tuple[Stage, ...]:
         """The words of the recipe, left to right."""
@@ -81,9 +65,13 @@ class Recipe:
 
     def text(self) -> str:
         """The recipe as `parse` reads it."""
-        return "|".join(stage.text() for stage in self.stages())
+        return self._text
 
     __str__ = text
+
+    @functools.cached_property  # every step tells it to the meter
+    def _text(self) -> str:
+        return "|".join(stage.text() for stage in self.stages())
 
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.stages()))})"
@@ -96,23 +84,20 @@ class Recipe:
     @property
     def dense(self) -> bool:
         """Whether it does what DDP does without it."""
-        return isinstance(self.codec, Fp32) and isinstance(self.exchange, AllReduce) and self.memory is None
+        return self.codec.lossless and self.exchange.sums and self.memory is None
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
         """Every codec that runs: of what is sent, and of what two_shot sends back."""
-        back = (self.exchange.codec_back(self.codec),) if isinstance(self.exchange, TwoShot) else ()
-        return (self.codec, *back)
+        return self.exchange.codecs(self.codec)
 
     def refusal(self, world_size: int) -> str | None:
-        """One sentence if so many ranks cannot run it, else None."""
-        if isinstance(self.exchange, Local):
-            return f"local stays in one process: end {self} with all_gather or all_reduce instead"
+        """One sentence if this many ranks cannot run it, else None."""
         return self.exchange.refuses(self.codec, world_size=world_size, remembers=self.memory is not None)
 
     def wire_bytes(self, numel: int, *, shape: Shape | None = None) -> int:
         """Exact size of one rank's message for a tensor; what an all-reduce moves depends on the ranks as well."""
-        return self.codec.wire_bytes(numel, shape=shape)
+        return self.codec.message_bytes(numel, shape=shape)
 
     def describe(self) -> str:
         """What every stage does, and what the codec costs and promises, for people to read."""
@@ -120,7 +105,7 @@ class Recipe:
         if codec.unbiased:
             promise, lost = "unbiased", codec.omega(numel)
         else:
-            delta = codec.delta(numel, shape=shape) if isinstance(codec, LowRank) else codec.delta(numel)
+            delta = codec.delta(numel, shape=shape)
             promise, lost = "biased", None if delta is None else 1 - delta
         if lost is not None:
             promise += f", expected squared error at most {lost:.3g} |x|^2"
@@ -170,7 +155,9 @@ class Recipe:
 def chain(*stages: Stage) -> Recipe:
     """Compose a recipe: at most one memory, codecs from outer to inner, one exchange.
 
-    >>> from thinwire import all_gather, bf16, error_feedback, top_k
+    >>> from thinwire.codecs import bf16, top_k
+    >>> from thinwire.exchange import all_gather
+    >>> from thinwire.memory import error_feedback
     >>> print(chain(error_feedback(), top_k(0.01), bf16(), all_gather()))
     error_feedback|top_k:0.01|bf16|all_gather
     """
@@ -249,7 +236,8 @@ def _named(name: str) -> type[Stage]:
     stage = STAGES.get(ALIASES.get(name, name))
     if stage is not None:
         return stage
-    known = [*STAGES, *ALIASES]
+    kinds = (Memory, Codec, Exchange)  # in the order of a recipe
+    known = [*(word for kind in kinds for word, each in STAGES.items() if issubclass(each, kind)), *ALIASES]
     if not name:
         raise RecipeError("a stage is missing: write a recipe such as ef|top_k:0.01|bf16|all_gather")
     close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.5)
@@ -318,7 +306,7 @@ def _unrolled(codec: Codec) -> Iterator[Codec]:
     inner = _inner(codec)
     yield dataclasses.replace(codec, **dict.fromkeys(inner, Fp32()))
     for each in inner.values():
-        if each != Fp32():
+        if not each.lossless:
             yield from _unrolled(each)
 
 
@@ -330,7 +318,7 @@ def _combined(codecs: Sequence[Codec]) -> Codec:
         return codecs[0] if codecs else Fp32()
     outer, inner = codecs  # three cannot pass: a codec of values takes no other
     field, present = next(iter(_inner(outer).items()))
-    if present != Fp32():
+    if not present.lossless:
         raise RecipeError(f"{outer.spec()} already says how its values are written: leave out {inner.text()}")
     try:
         return dataclasses.replace(outer, **{field: inner})

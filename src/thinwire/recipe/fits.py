@@ -1,48 +1,28 @@
-"""Which codecs go together, and which a memory can serve: None, or one sentence that says what to write instead."""
+"""Which codecs fit together, and which a memory can serve: None, or one sentence that names the fix."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Iterator
-
 from ..codecs.base import Codec
-from ..codecs.cast import Bf16, Fp16, Fp32
-from ..codecs.global_qsgd import GlobalQsgd
-from ..codecs.low_rank import LowRank
-from ..codecs.rotated import Rotated
-from ..codecs.sparse import SparseCodec
-from ..codecs.sparsify import RandomK
 from ..memory import Memory
 
 TYPICAL_NUMEL = 1 << 20  # where variance is judged
-_FLOATS = (Fp32, Fp16, Bf16)
-_WHOLE = (LowRank, Rotated, GlobalQsgd)
 
 
 def order_refusal(outer: Codec, inner: Codec) -> str | None:
     """Why `inner` cannot write what `outer` leaves.
 
-    >>> from thinwire import bf16, top_k
+    >>> from thinwire.codecs import bf16, top_k
     >>> order_refusal(top_k(0.01), bf16()) is None
     True
     >>> order_refusal(bf16(), top_k(0.01))
     'top_k comes before the codec of its values: write top_k:0.01|bf16'
     """
-    if outer.sparse:
-        if inner.sparse:
-            return f"{outer.name} and {inner.name} both choose elements: keep one of them"
-        if isinstance(inner, _WHOLE):
-            reason = f"{inner.name} needs whole tensors, and {outer.name} leaves single values"
-            return f"{reason}: write {outer.text()}|abs_max:4"
-        return None
-    if isinstance(outer, LowRank):
-        if isinstance(inner, _FLOATS):
-            return None
-        return f"{inner.name} cannot write the factors of low_rank, which ranks add: write {outer.text()}|bf16"
-    if (inner.sparse or isinstance(inner, LowRank)) and order_refusal(inner, outer) is None:
+    refusal = outer.accepts_inner(inner)
+    if refusal is None or outer.has_inner():
+        return refusal
+    if inner.has_inner() and inner.accepts_inner(outer) is None:
         return f"{inner.name} comes before the codec of its values: write {inner.text()}|{outer.text()}"
-    return f"{outer.name} and {inner.name} do not go together: keep one of them"
+    return refusal
 
 
 def _contracts(codec: Codec) -> bool:
@@ -55,7 +35,8 @@ def _contracts(codec: Codec) -> bool:
 def contraction_refusal(memory: Memory, codec: Codec) -> str | None:
     """Why this memory cannot serve the codec: a memory of errors larger than the gradient would grow without end.
 
-    >>> from thinwire import error_feedback, qsgd
+    >>> from thinwire.codecs import qsgd
+    >>> from thinwire.memory import error_feedback
     >>> contraction_refusal(error_feedback(), qsgd(4, block=64)) is None
     True
     >>> contraction_refusal(error_feedback(), qsgd(4))
@@ -63,20 +44,9 @@ def contraction_refusal(memory: Memory, codec: Codec) -> str | None:
     """
     if _contracts(codec):
         return None
-    tamed = next(filter(_contracts, _milder(codec)), None)
+    tamed = next(filter(_contracts, codec.milder()), None)
     fix = f"write {tamed.spec()}" if tamed else "use abs_max:4"
     return (
         f"{memory.name} needs a contraction, and {codec.spec()} may err by more than the gradient itself: "
         f"leave out {memory.name}, or {fix}"
     )
-
-
-def _milder(codec: Codec) -> Iterator[Codec]:
-    """Variants with smaller error: unscaled, in blocks, with more bits."""
-    if isinstance(codec, SparseCodec):
-        unscaled = dataclasses.replace(codec, scaled=False) if isinstance(codec, RandomK) else codec
-        yield unscaled
-        yield from (dataclasses.replace(unscaled, values=values) for values in _milder(unscaled.values))
-    elif {"bits", "block"} <= set(codec.option_names()):
-        for bits, block in itertools.product(range(vars(codec)["bits"], 9), (1024, 512, 256, 128, 64)):
-            yield dataclasses.replace(codec, **{"bits": bits, "block": block})

@@ -1,13 +1,19 @@
-"""What a run costs and gains: a `Meter` counts every step, sinks write the numbers where they are read."""
+"""The Reducer: named tensors of all ranks become their mean; meters count what that costs, sinks write it down."""
 
+from .local_group import LocalGroup
 from .meters import BucketRecord, Meter
+from .reducer import Reducer
 from .sinks import JsonLines, Records, Sink, TensorBoard
+from .step import Work
 
 __all__ = [
     "BucketRecord",
     "JsonLines",
+    "LocalGroup",
     "Meter",
     "Records",
+    "Reducer",
     "Sink",
     "TensorBoard",
+    "Work",
 ]

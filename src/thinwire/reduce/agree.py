@@ -1,4 +1,4 @@
-"""Ranks that disagree would wait for each other for ever. They compare notes first."""
+"""Ranks compare their arguments before the first step, because ranks that disagree would wait for ever."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from torch import Tensor
 
 from ..comm.network import Network
 from ..errors import AttachError
+from ..recipe.compose import Recipe, parse
 
 _DIGEST = 16
 _BEFORE, _SHOWN = 60, 240  # characters of a long value that are shown, from a little before the difference
+
+
+def checked_recipe(recipe: Recipe | str, network: Network) -> Recipe:
+    """A recipe that this group can run; ranks in one process can run every one."""
+    if isinstance(recipe, str):
+        recipe = parse(recipe)
+    if not isinstance(recipe, Recipe):
+        raise AttachError(f"give a recipe, its text or the name of a preset, not {recipe!r}")
+    if network.between_processes and (refusal := recipe.refusal(network.world_size)):
+        raise AttachError(refusal)
+    return recipe
 
 
 def check_agreement(network: Network, facts: Mapping[str, str], *, device: torch.device) -> None:

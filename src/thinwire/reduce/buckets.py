@@ -1,6 +1,6 @@
-"""Which parameters travel together. A parcel is what thinwire sends at once; DDP's buckets are how gradients arrive.
+"""Buckets: which tensors travel together, planned in the order of the model and not as DDP delivers them.
 
-Parcels do not follow DDP's first, single bucket, nor its order within a bucket: those change while training and after a
+Ours do not follow DDP's first, single bucket, nor its order within a bucket: those change while training and after a
 restart, and then the same gradients would give other messages. A layout is planned once, taken over from DDP when it
 has settled, and saved with the state.
 """
@@ -8,12 +8,15 @@ has settled, and saved with the state.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ..exchange.base import Part
+from ..codecs.base import Shape
+from ..errors import OptionError
+from ..exchange.request import Part
 
 FIRST_BUCKET = 1 << 20  # bytes of the first one, as in DDP
 TINY = 1024  # elements below which a tensor is not worth compressing
@@ -43,11 +46,14 @@ class Parameter:
     device: torch.device
     exact: bool
     sparse: bool = False  # its gradients are, and travel as they are
+    embedding: bool = False  # a table of them
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor, exempt: Exempt, *, sparse: bool = False) -> Parameter:
+    def of(
+        cls, name: str, tensor: Tensor, exempt: Exempt, *, sparse: bool = False, embedding: bool = False
+    ) -> Parameter:
         exact = exempt(name, tensor)
-        return cls(name, tuple(tensor.shape), tensor.numel(), tensor.dtype, tensor.device, exact, sparse)
+        return cls(name, tuple(tensor.shape), tensor.numel(), tensor.dtype, tensor.device, exact, sparse, embedding)
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.device]:
@@ -55,19 +61,33 @@ class Parameter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parcel:
-    """Parameters that travel together: compressed parts of one flat tensor, exact parts of another."""
+class Bucket:
+    """Tensors that travel together: compressed parts of one flat tensor, exact parts of another.
 
-    index: int
+    Memory, codec state and draws are kept under its name.
+    """
+
+    name: str
     parts: tuple[Part, ...]
     exact: tuple[Part, ...]
     dtype: torch.dtype
     device: torch.device
+    index: int = 0  # which lane it takes
+    embeddings: int = 0  # compressed elements that belong to tables of embeddings
 
-    @property
-    def name(self) -> str:
-        """Under which memory, state and draws of the parcel are kept."""
-        return f"bucket{self.index}"
+    @classmethod
+    def of(cls, name: str, tensors: Mapping[str, Tensor], *, exact: Collection[str] = (), index: int = 0) -> Bucket:
+        """Of tensors as they are.
+
+        >>> bucket = Bucket.of("layer", {"w": torch.empty(4, 2), "b": torch.empty(4)}, exact=["b"])
+        >>> bucket.numel, bucket.exact_numel, str(bucket)
+        (8, 4, 'layer (w and 1 more)')
+        """
+        shapes = {part: tuple(tensor.shape) for part, tensor in tensors.items()}
+        first = next(iter(tensors.values()))
+        compressed = _parts((part, shape) for part, shape in shapes.items() if part not in exact)
+        whole = _parts((part, shape) for part, shape in shapes.items() if part in exact)
+        return cls(name, compressed, whole, first.dtype, first.device, index)
 
     @property
     def numel(self) -> int:
@@ -82,25 +102,29 @@ class Parcel:
         return [part.name for part in (*self.parts, *self.exact)]
 
     def __str__(self) -> str:
+        if not self.names:
+            return self.name
         first, more = self.names[0], len(self.names) - 1
-        return f"bucket {self.index} ({first}{f' and {more} more' if more else ''})"
+        shown = self.name if not self.name.startswith("bucket") else f"bucket {self.name[6:]}"
+        return shown if [shown] == self.names else f"{shown} ({first}{f' and {more} more' if more else ''})"
 
 
 class Layout:
-    """All parameters in parcels.
+    """All parameters in buckets.
 
     >>> tensors = {"a.weight": torch.empty(64, 64), "a.bias": torch.empty(64), "b.weight": torch.empty(64, 64)}
     >>> known = [Parameter.of(name, tensor, one_dimensional_or_tiny) for name, tensor in tensors.items()]
     >>> layout = Layout.planned(known, first=1, cap=20_000)
-    >>> [parcel.names for parcel in layout.parcels]
+    >>> [bucket.names for bucket in layout.buckets]
     [['b.weight'], ['a.weight', 'a.bias']]
     """
 
     def __init__(self, parameters: Iterable[Parameter], groups: Sequence[Sequence[str]]) -> None:
         known = {parameter.name: parameter for parameter in parameters}
+        self.parameters = list(known.values())
         self.groups = [sorted(group, key=list(known).index, reverse=True) for group in groups]
-        self.parcels = [_parcel(index, [known[name] for name in group]) for index, group in enumerate(self.groups)]
-        self.of: Mapping[str, Parcel] = {name: parcel for parcel in self.parcels for name in parcel.names}
+        self.buckets = [_bucket(index, [known[name] for name in group]) for index, group in enumerate(self.groups)]
+        self.of: dict[str, Bucket] = {name: bucket for bucket in self.buckets for name in bucket.names}
 
     @classmethod
     def planned(cls, parameters: Sequence[Parameter], *, first: int, cap: int) -> Layout:
@@ -122,22 +146,51 @@ class Layout:
                 started.add(parameter.kind)
         return cls(parameters, groups)
 
+    def add(self, bucket: Bucket) -> None:
+        """A bucket that was not planned: a tensor that a program reduces by itself."""
+        self.groups.append(bucket.names)
+        self.buckets.append(bucket)
+        self.of.update(dict.fromkeys(bucket.names, bucket))
+
+    def named(self, name: str, tensors: Mapping[str, Tensor], exact: Collection[str]) -> tuple[Bucket, bool]:
+        """The bucket of tensors that a program reduces under a name, and whether it is new."""
+        for one, tensor in tensors.items():
+            if not tensor.is_floating_point() or tensor.is_sparse:
+                kind = "sparse" if tensor.is_sparse else str(tensor.dtype)
+                raise OptionError(f"a reducer averages dense floating-point tensors, {one} is {kind}: cast it first")
+        known = next((bucket for bucket in self.buckets if bucket.name == name), None)
+        found = known or Bucket.of(name, tensors, exact=exact, index=len(self.buckets))
+        if known is None:
+            if taken := [one for one in found.names if one in self.of]:
+                raise OptionError(f"{taken[0]} is reduced under another name already: give every tensor one name")
+            self.add(found)
+        shapes = {part.name: part.shape for part in (*found.parts, *found.exact)}
+        if shapes != {one: tuple(tensor.shape) for one, tensor in tensors.items()}:
+            raise OptionError(f"{name} was reduced in other shapes before: give every tensor a name of its own")
+        return found, known is None
+
+    def regrouped(self, groups: Sequence[Sequence[str]]) -> Layout:
+        """The same parameters in other buckets; a layout that grows with what a program reduces stays as it is."""
+        return Layout(self.parameters, groups) if self.parameters else self
+
     def same_groups(self, groups: Sequence[Sequence[str]]) -> bool:
         return {frozenset(group) for group in groups} == {frozenset(group) for group in self.groups}
 
 
-def _parcel(index: int, parameters: Sequence[Parameter]) -> Parcel:
+def _bucket(index: int, parameters: Sequence[Parameter]) -> Bucket:
     first = parameters[0]
-    compressed = _parts(parameter for parameter in parameters if not parameter.exact)
-    exact = _parts(parameter for parameter in parameters if parameter.exact)
-    return Parcel(index, compressed, exact, first.dtype, first.device)
+    compressed = _parts((parameter.name, parameter.shape) for parameter in parameters if not parameter.exact)
+    exact = _parts((parameter.name, parameter.shape) for parameter in parameters if parameter.exact)
+    embeddings = sum(parameter.numel for parameter in parameters if parameter.embedding and not parameter.exact)
+    return Bucket(f"bucket{index}", compressed, exact, first.dtype, first.device, index, embeddings)
 
 
-def _parts(parameters: Iterable[Parameter]) -> tuple[Part, ...]:
+def _parts(shapes: Iterable[tuple[str, Shape]]) -> tuple[Part, ...]:
     parts, start = [], 0
-    for parameter in parameters:
-        parts.append(Part(parameter.name, parameter.shape, start, start + parameter.numel))
-        start += parameter.numel
+    for name, shape in shapes:
+        stop = start + math.prod(shape)
+        parts.append(Part(name, shape, start, stop))
+        start = stop
     return tuple(parts)
 
 

@@ -1,8 +1,9 @@
-"""Ordered lanes: each is a thread with a process group of its own, and works on its jobs one after another.
+"""Lanes run the buckets of a CPU: each is a thread with its own process group, one bucket after another.
 
 Collectives must be started in the same order on all ranks. Callbacks that start the next one when the last has ended
 run in the order of completion, which differs between ranks. In a lane the order is that of submission, which is the
-same everywhere, and two lanes overlap the compression of one bucket with the sending of another.
+same everywhere, and two lanes overlap the compression of one bucket with the sending of another. Where no thread is
+needed (a device with streams, ranks in one process), `Inline` runs a bucket when it is submitted.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
+from ..comm.network import Network
 
-_FAREWELL = 5.0  # seconds to wait for a thread that should have nothing to do
+_JOIN_SECONDS = 5.0  # to wait for a thread that should have nothing to do
 
 
 class Lane:
-    """A thread's own process group and the memory that its jobs may use while they run."""
+    """A network that one thread uses, and the memory that its jobs may use while they run."""
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.jobs: queue.SimpleQueue[tuple[Job, Ticket] | None] = queue.SimpleQueue()
         self._scratch: dict[str, Tensor] = {}
 
     def scratch(self, purpose: str, numel: int, device: torch.device) -> Tensor:
@@ -36,13 +38,57 @@ class Lane:
         return held[:numel]
 
 
+class Ticket:
+    """A job that was submitted: `wait` returns when it is done and raises what went wrong."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.failure: BaseException | None = None
+
+    def wait(self) -> None:
+        self.done.wait()
+        if self.failure is not None:
+            raise self.failure
+
+
 Job = Callable[[Lane], None]
 
 
-class Conductor:
+class Inline:
+    """Runs every job when it is submitted, in the thread of the caller.
+
+    >>> from thinwire.comm.local import LocalNetwork
+    >>> runner, seen = Inline(LocalNetwork.alone()), []
+    >>> runner.submit(0, lambda lane: seen.append(lane.network.rank)).wait()
+    >>> seen
+    [0]
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._lane = Lane(network)
+
+    @property
+    def networks(self) -> list[Network]:
+        return [self._lane.network]
+
+    def submit(self, index: int, job: Job) -> Ticket:
+        ticket = Ticket()
+        with torch.no_grad():
+            job(self._lane)
+        ticket.done.set()
+        return ticket
+
+    def wait(self) -> None:
+        """Nothing is ever left to do."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Lanes:
     """Runs jobs in lanes. After the first failure nothing more is started, and `wait` raises it.
 
-    Jobs must not refer to the conductor's owner for longer than they run, or the owner is never freed.
+    Jobs must not refer to the owner of the lanes for longer than they run, or the owner is never freed.
     """
 
     def __init__(self, communicators: Sequence[Communicator]) -> None:
@@ -57,14 +103,17 @@ class Conductor:
         for thread in self._threads:
             thread.start()
 
-    def __len__(self) -> int:
-        return len(self._lanes)
+    @property
+    def networks(self) -> list[Network]:
+        return [lane.network for lane in self._lanes]
 
-    def submit(self, lane: int, job: Job) -> None:
+    def submit(self, index: int, job: Job) -> Ticket:
         """Run a job in a lane, after those submitted to that lane before."""
+        ticket = Ticket()
         with self._changed:
             self._open += 1
-        self._lanes[lane % len(self._lanes)].jobs.put(job)
+        self._lanes[index % len(self._lanes)].jobs.put((job, ticket))
+        return ticket
 
     def wait(self) -> None:
         """Return when nothing is left to do; raise what went wrong first."""
@@ -74,28 +123,22 @@ class Conductor:
             if self._failure is not None:
                 raise self._failure
 
-    def log_spans(self) -> None:
-        """Keep begin and end of every collective from now on, for `take_spans`."""
-        for lane in self._lanes:
-            lane.communicator.spans = []
-
-    def take_spans(self) -> list[tuple[float, float]]:
-        return [span for lane in self._lanes for span in lane.communicator.take_spans()]
-
     def close(self) -> None:
         """End the threads and release the process groups. Afterwards nothing can be submitted."""
         for lane in self._lanes:
             lane.jobs.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(_FAREWELL)
+                thread.join(_JOIN_SECONDS)
         for lane in self._lanes:
-            lane.communicator.close()
+            if isinstance(lane.network, Communicator):
+                lane.network.close()
         self._threads.clear()
 
     def _work(self, lane: Lane) -> None:
         with torch.no_grad():  # a new thread has gradients enabled
-            while (job := lane.jobs.get()) is not None:
+            while (submitted := lane.jobs.get()) is not None:
+                job, ticket = submitted
                 try:
                     if self._failure is None:
                         job(lane)
@@ -103,7 +146,9 @@ class Conductor:
                     with self._changed:
                         self._failure = self._failure or failure
                 finally:
-                    del job  # the thread waits for the next one and must not keep this one's tensors
+                    ticket.failure = self._failure
+                    ticket.done.set()
+                    del job, ticket, submitted  # the thread waits for the next one and must not keep this one's tensors
                     with self._changed:
                         self._open -= 1
                         self._changed.notify_all()

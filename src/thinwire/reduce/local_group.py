@@ -1,21 +1,17 @@
-"""All ranks of a recipe in one process, each in a thread of its own."""
+"""All ranks of a recipe in one process, each a Reducer in its own thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
-import torch
 from torch import Tensor
 
 from ..comm.local import LocalNetwork, on_all_ranks
 from ..errors import OptionError
-from ..exchange.base import Part
 from ..memory import RunningMemory
-from .carrier import Carrier
-
-if TYPE_CHECKING:
-    from ..recipe.compose import Recipe
+from ..recipe.compose import Recipe
+from .reducer import Reducer
 
 _ONLY = "gradient"  # the name of tensors that come without one
 
@@ -23,8 +19,8 @@ _ONLY = "gradient"  # the name of tensors that come without one
 class LocalGroup:
     """All ranks of a recipe in this process, each with its own memory, codec state and random draws.
 
-    It runs the same exchanges as real processes do, over a network of threads. If the gradient of any rank is not
-    finite, neither is the mean, and no memory changes: GradScaler will skip the step.
+    Every rank is a Reducer, as in a real process, over a network of threads. If the gradient of any rank is not finite,
+    neither is the mean, and no memory changes: GradScaler will skip the step.
 
     >>> import torch
     >>> from thinwire import parse
@@ -35,19 +31,23 @@ class LocalGroup:
     tensor([0., 1.])
     """
 
-    def __init__(self, recipe: Recipe, world_size: int, *, seed: int = 0) -> None:
+    def __init__(self, recipe: Recipe, world_size: int, *, seed: int = 0, check_every: int = 0) -> None:
         if world_size < 1:
             raise OptionError(f"a group has at least 1 rank, got world_size {world_size}")
         self.recipe = recipe
         self.world_size = world_size
         self.seed = seed
-        self._carriers = [Carrier(recipe, seed=seed) for _ in range(world_size)]
         self._networks = LocalNetwork.of(world_size)
+        self.reducers = on_all_ranks(
+            self._networks,
+            lambda network: Reducer(recipe, group=network, seed=seed, check_every=check_every),
+        )
 
     @property
     def memories(self) -> list[RunningMemory]:
         """What every rank remembers, if the recipe has a memory."""
-        return [carrier.memory for carrier in self._carriers if carrier.memory is not None]
+        memories = [reducer.residuals.memory for reducer in self.reducers]
+        return [memory for memory in memories if memory is not None]
 
     @property
     def networks(self) -> list[LocalNetwork]:
@@ -74,7 +74,11 @@ class LocalGroup:
         self._check(named)
 
         def work(network: LocalNetwork) -> dict[str, Tensor]:
-            return self._rank(self._carriers[network.rank], named[network.rank], network, step)
+            reducer = self.reducers[network.rank]
+            reducer.step = step
+            means = {name: reducer.reduce(name, gradient) for name, gradient in named[network.rank].items()}
+            reducer.commit()
+            return means
 
         results = on_all_ranks(self._networks, work)
         return [rank[_ONLY] for rank in results] if plain else results
@@ -87,16 +91,3 @@ class LocalGroup:
                 raise OptionError(
                     f"the shapes of {name} differ between the ranks: give the same parameter on every rank"
                 )
-
-    @staticmethod
-    def _rank(carrier: Carrier, gradients: Mapping[str, Tensor], network: LocalNetwork, step: int) -> dict[str, Tensor]:
-        means, finite = {}, True
-        for name, gradient in gradients.items():
-            shape = tuple(gradient.shape)
-            parts = [Part(name, shape, 0, gradient.numel())]
-            flat = gradient.detach().reshape(-1).to(torch.float32, copy=True)
-            delivery = carrier.carry(name, flat, network=network, step=step, parts=parts)
-            means[name] = delivery.mean.view(shape).to(gradient.dtype)
-            finite &= delivery.finite
-        carrier.settle(finite=finite)
-        return means

@@ -1,4 +1,4 @@
-"""Counting what is sent and how long it takes: one record a bucket, one set of metrics a step, running totals."""
+"""Counts bytes and seconds: one record a bucket, one set of metrics a step, running totals."""
 
 from __future__ import annotations
 

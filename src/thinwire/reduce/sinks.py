@@ -1,4 +1,4 @@
-"""Where metrics go: a file of JSON lines, TensorBoard, or the memory of this process."""
+"""Sinks of metrics: a file of JSON lines, TensorBoard, or the memory of this process."""
 
 from __future__ import annotations
 

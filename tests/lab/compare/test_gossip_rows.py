@@ -66,7 +66,8 @@ def test_allreduce_learns_what_ddp_learns(result: Any) -> None:
 def test_the_report_shows_them(result: Any, tmp_path: Path) -> None:
     page = render_report(result)
     assert "Decentralised training" in page
-    assert page.count('class="apart-path') == 5  # allreduce has no distance to draw
+    drawn = page.partition('id="apart"')[2].partition("</figure>")[0]
+    assert drawn.count("<polyline") == 5  # allreduce has no distance to draw
     assert "local loss" in page
 
 
@@ -87,7 +88,7 @@ def test_skewed_shards_share_nothing_and_differ_in_kind() -> None:
     work = workload("mlp", skew=0.9)
     shards = [work._shard(rank, 4) for rank in range(4)]
     together = torch.cat(shards)
-    assert len(together.unique()) == len(together) > 0.99 * work.count()
+    assert len(set(together.tolist())) == len(together) > 0.99 * work.count()
     kinds = [torch.bincount(work.kinds()[shard], minlength=10).float() for shard in shards]
     largest = [float(count.sort(descending=True).values[:3].sum() / count.sum()) for count in kinds]
     assert min(largest) > 0.8  # three of ten kinds are most of what a rank has

@@ -8,18 +8,16 @@ import json
 import math
 import re
 from html.parser import HTMLParser
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.hostile import NUMBERS, hostile_result
 from support.made_up import HOSTILE, made_up_result, with_decisions
 from thinwire.errors import OptionError
-from thinwire.lab.report import curves, figures, render_report, write_report
-
-NUMBERS = ["step_ms", "predicted_ms", "fraction_of_no_communication", "bytes_per_step", "final_loss",
-           "seconds_to_target", "speedup_over_ddp", "speedup_to_target"]  # fmt: skip
+from thinwire.lab.draw import numbers, palette
+from thinwire.lab.report import curves, render_report, write_report
 
 
 class Elements(HTMLParser):
@@ -42,22 +40,6 @@ class Elements(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.inside is not None:
             self.scripts[self.inside] = self.scripts.get(self.inside, "") + data
-
-
-def hostile_result() -> dict[str, Any]:
-    """Every string of the result is an attack."""
-
-    def poison(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: poison(item) for key, item in value.items()} | {}
-        if isinstance(value, list):
-            return [poison(item) for item in value]
-        return HOSTILE if isinstance(value, str) else value
-
-    result = poison(made_up_result(recipes=3))
-    result["settings"][HOSTILE] = HOSTILE
-    result["network"]["notice"] = HOSTILE
-    return {**result, "kind": "compare"}
 
 
 def test_the_raw_result_is_inside_unchanged() -> None:
@@ -150,7 +132,7 @@ def test_the_same_result_makes_the_same_report_and_stays_as_it_was() -> None:
     "value", [0, 0.004, 0.9994, 9.994, 9.996, 99.94, 99.96, 999.6, 1234.5, 999_499, 999_501, 1.5e9]
 )
 def test_written_numbers_are_the_value_rounded_at_their_last_digit(value: float) -> None:
-    for write in (figures.milliseconds, figures.seconds, figures.times, figures.fraction, figures.loss, figures.size):
+    for write in (numbers.milliseconds, numbers.seconds, numbers.times, numbers.fraction, numbers.loss, numbers.size):
         said, _, unit = write(value).replace(",", "").rstrip("×").partition(" ")
         factor = {"kB": 1e3, "MB": 1e6, "GB": 1e9}.get(unit, 1)
         digit = 10.0 ** -len(said.partition(".")[2])
@@ -167,7 +149,7 @@ def test_thinning_keeps_both_ends_and_order(count: int) -> None:
 
 def test_thirty_rows_are_told_apart() -> None:
     rows = [{"recipe": "ddp"}] + [{"recipe": f"r{place}"} for place in range(29)]
-    styles = [tuple(style.values()) for style in curves.styles(rows)]
+    styles = [tuple(style.values()) for style in palette.styles(rows)]
     assert len(set(styles)) == 30
 
 
@@ -195,12 +177,11 @@ def _oklab(colour: str, vision: str) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-@pytest.mark.parametrize("theme", [1, 2], ids=["light", "dark"])
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_series_colours_keep_apart_for_every_eye(theme: int, vision: str) -> None:
-    style = (files("thinwire.lab.report") / "assets" / "report.css").read_text()
-    palette = {found[1]: found for found in re.finditer(r"--(ref|s\d): light-dark\((#\w{6}), (#\w{6})\)", style)}
-    assert len(palette) == curves.COLOURS + 1
-    colours = [_oklab(found[theme + 1], vision) for found in palette.values()]
+    pairs = (palette.REFERENCE, *palette.SERIES)
+    assert len(pairs) == palette.COLOURS + 1
+    colours = [_oklab(pair[theme], vision) for pair in pairs]
     assert min(math.dist(one, other) for one, other in itertools.combinations(colours, 2)) > 0.08
 
 

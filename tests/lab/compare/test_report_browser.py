@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import NUMBERS, hostile_result
 
 from support.browser import MISSING, Browser
+from support.hostile import NUMBERS, hostile_result
 from support.made_up import HOSTILE, made_up_result, with_decisions
 from support.report_page import Page
 

@@ -44,13 +44,13 @@ def test_every_row_is_drawn_by_virtual_time_and_by_bytes(page: Page) -> None:
 
 def test_the_growth_chart_has_a_point_for_every_row_and_number_of_workers(page: Page) -> None:
     drawn = page.run(
-        "return [...document.querySelectorAll('#growth .other')].map((g) => [+g.dataset.workers, +g.dataset.value])"
+        "return [...document.querySelectorAll('#growth .spot')].map((g) => [+g.dataset.workers, +g.dataset.value])"
     )
     told = [(p["workers"], ms) for p in page.result["growth"] for ms in p["step_ms"].values()]
     assert sorted(map(tuple, drawn)) == sorted(told)
     boxes = page.run(
         "const whole = document.querySelector('#growth svg').getBoundingClientRect();"
-        "return [...document.querySelectorAll('#growth circle')].every((c) => { const b = c.getBoundingClientRect();"
+        "return [...document.querySelectorAll('#growth .spot')].every((c) => { const b = c.getBoundingClientRect();"
         "return b.left >= whole.left && b.right <= whole.right && b.top >= whole.top && b.bottom <= whole.bottom })"
     )
     assert boxes is True

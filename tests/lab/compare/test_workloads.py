@@ -61,9 +61,9 @@ def test_the_same_seed_gives_the_same_run(work: Workload) -> None:
         assert torch.equal(one, other)
     first = work.batch(7, seed=5, rank=1, world_size=3)
     again = work.batch(7, seed=5, rank=1, world_size=3)
-    other = work.batch(7, seed=6, rank=1, world_size=3)
+    others = work.batch(7, seed=6, rank=1, world_size=3)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0])
+    assert not torch.equal(first[0], others[0])
 
 
 def test_ranks_get_different_examples_and_an_epoch_has_each_once(

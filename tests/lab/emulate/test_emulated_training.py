@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from thinwire.lab.emulate.hosts import Method, emulated_hosts
-from thinwire.lab.emulate.paced import Link
+from thinwire.lab.emulate.paced import PacedLink
 from thinwire.predict.spec import parse_network
 
 WORKER = Path(__file__).parents[2] / "support" / "ddp_worker.py"
@@ -79,7 +79,7 @@ def test_a_link_is_shared_and_follows_its_schedule(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     clock.touch()
     with clock.open("rb") as file:
-        link = Link(parse_network("8mbit;80mbit,1s@10s"), clock=file.fileno())
+        link = PacedLink(parse_network("8mbit;80mbit,1s@10s"), clock=file.fileno())
         assert link.occupy(begin=100.0, sent=1e6, rounds=3) == 101.0  # no clock yet: the first phase
         assert link.occupy(begin=100.0, sent=1e6, rounds=0) == 102.0  # the line is busy
         assert link.occupy(begin=200.0, sent=1e6, rounds=0) == 201.0

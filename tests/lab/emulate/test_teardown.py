@@ -21,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the 
 from thinwire.lab.emulate.hosts import emulated_hosts
 with emulated_hosts(2, network="100mbit,1ms", prove=False, method="switch") as hosts:
     workers = [hosts.start(rank, ["sleep", "1000"]) for rank in range(2)]
-    children = [worker.pid for worker in workers] + [hosts._keeper.pid]
+    children = [worker.pid for worker in workers] + [hosts._holder.pid]
     while not all(open(f"/proc/{worker.pid}/comm").read() == "sleep\\n" for worker in workers):
         time.sleep(0.01)
     print(json.dumps([children, [os.readlink(f"/proc/{worker.pid}/ns/net") for worker in workers]]), flush=True)

@@ -78,7 +78,8 @@ class Net(nn.Module):
         self.layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).square().mean()  # type: ignore[no-any-return]
+        out: torch.Tensor = self.layers(x).square().mean()
+        return out
 
 
 def test_a_profile_has_the_buckets_of_ddp_and_all_parameters() -> None:
@@ -97,7 +98,7 @@ def test_a_profile_has_the_buckets_of_ddp_and_all_parameters() -> None:
     assert Profile.from_dict(json.loads(json.dumps(profile.as_dict()))) == profile
     known = [Parameter.of(name, tensor, one_dimensional_or_tiny) for name, tensor in Net().named_parameters()]
     planned = Layout.planned(known, first=1 << 20, cap=1 << 20)
-    assert sum(parcel.numel + parcel.exact_numel for parcel in planned.parcels) == profile.parameters
+    assert sum(bucket.numel + bucket.exact_numel for bucket in planned.buckets) == profile.parameters
 
 
 def test_a_model_without_parameters_is_refused() -> None:

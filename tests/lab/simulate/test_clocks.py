@@ -9,12 +9,14 @@ import pytest
 
 from thinwire.comm.network import FEW_RANKS
 from thinwire.errors import OptionError
+from thinwire.lab.simulate.arrivals import Routes, deliver
 from thinwire.lab.simulate.churn import Absence, checked, drawn
 from thinwire.lab.simulate.collectives import ends
-from thinwire.lab.simulate.letters import Ways, deliver
-from thinwire.lab.simulate.links import PRESETS, Links, Occupied
+from thinwire.lab.simulate.links import Links, Occupied
 from thinwire.lab.simulate.pace import Pace
-from thinwire.predict.textbook import Line, ring_all_reduce
+from thinwire.predict.collectives import Link
+from thinwire.predict.presets import PRESETS
+from thinwire.predict.textbook import ring_all_reduce
 
 RATE, LATENCY = 1e6, 0.01  # of 8mbit,10ms
 
@@ -26,9 +28,9 @@ def links(workers: int) -> Links:
 @pytest.mark.parametrize("workers", [2, 3, 8, 33])
 def test_collectives_take_what_their_formula_says(workers: int) -> None:
     n, size, start = workers, 300_000.0, np.zeros(workers)
-    line = Line(LATENCY, 1 / RATE)
+    link = Link(LATENCY, 1 / RATE)
     expected = {
-        "all_reduce": ring_all_reduce(line, size, n),
+        "all_reduce": ring_all_reduce(link, size, n),
         "all_gather": (n - 1) * (LATENCY + size / RATE),
         "all_to_all": LATENCY + (n - 1) / n * size / RATE,
         "small_sum": 2 * (LATENCY + (n - 1) / n * size / RATE),
@@ -49,9 +51,9 @@ def test_rings_that_are_not_followed_hop_by_hop_take_as_long() -> None:
     few, many = 1000, 1100  # below and above what is followed
     followed = ends(links(few), "all_reduce", 1e6, np.zeros(few)).max()
     reckoned = ends(links(many), "all_reduce", 1e6, np.zeros(many)).max()
-    line = Line(LATENCY, 1 / RATE)
-    assert followed == pytest.approx(ring_all_reduce(line, 1e6, few))
-    assert reckoned == pytest.approx(ring_all_reduce(line, 1e6, many), rel=2e-3)
+    link = Link(LATENCY, 1 / RATE)
+    assert followed == pytest.approx(ring_all_reduce(link, 1e6, few))
+    assert reckoned == pytest.approx(ring_all_reduce(link, 1e6, many), rel=2e-3)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "all_to_all", "broadcast", "small_sum"])
@@ -74,40 +76,40 @@ def test_a_late_worker_delays_all_in_a_ring_and_its_children_only_in_a_tree() ->
     assert tree[4] >= 5.0
 
 
-def test_letters_share_the_uplink_and_overloaded_downlinks_delay() -> None:
+def test_messages_share_the_uplink_and_overloaded_downlinks_delay() -> None:
     net = links(4)
-    everyone_to_0 = Ways(net, np.array([1, 2, 3]), np.array([0, 0, 0]))
+    everyone_to_0 = Routes(net, np.array([1, 2, 3]), np.array([0, 0, 0]))
     found = deliver(Occupied.none(net), everyone_to_0, np.full(3, 1e6), np.zeros(4))
     assert found.at == pytest.approx(np.full(3, 3.0 + LATENCY))  # the downlink of worker 0 takes a second for each
-    one_to_all = Ways(net, np.array([0, 0, 0]), np.array([1, 2, 3]))
+    one_to_all = Routes(net, np.array([0, 0, 0]), np.array([1, 2, 3]))
     found = deliver(Occupied.none(net), one_to_all, np.full(3, 1e6), np.zeros(4))
     assert found.at == pytest.approx(np.full(3, 3.0 + LATENCY))  # and so does its uplink
     assert found.phases(np.array([0]))[0] == pytest.approx([0.0, 3.0, LATENCY, 0.0])
 
 
 def test_an_uplink_that_is_busy_makes_the_next_round_wait() -> None:
-    net, ways = links(2), Ways(links(2), np.array([0]), np.array([1]))
+    net, routes = links(2), Routes(links(2), np.array([0]), np.array([1]))
     busy = Occupied.none(net)
-    first = deliver(busy, ways, np.array([1e6]), np.array([0.0, 0.0]))
-    second = deliver(busy, ways, np.array([1e6]), np.array([0.5, 0.0]))
+    first = deliver(busy, routes, np.array([1e6]), np.array([0.0, 0.0]))
+    second = deliver(busy, routes, np.array([1e6]), np.array([0.5, 0.0]))
     assert (first.at[0], second.at[0]) == pytest.approx((1.0 + LATENCY, 2.0 + LATENCY))
     assert second.phases(np.array([0]))[0] == pytest.approx([0.5, 1.0, LATENCY, 0.0])
 
 
 def test_workers_of_one_host_share_its_uplink_and_talk_quickly_inside() -> None:
     net = Links.named("data-centre", workers=16)
-    ways = Ways(net, np.array([0, 1, 2]), np.array([8, 9, 3]))
+    routes = Routes(net, np.array([0, 1, 2]), np.array([8, 9, 3]))
     size = 25e9 / 8
-    at = deliver(Occupied.none(net), ways, np.array([size, size, size]), np.zeros(16)).at
+    at = deliver(Occupied.none(net), routes, np.array([size, size, size]), np.zeros(16)).at
     assert at[:2] == pytest.approx([1.0 + 50e-6, 2.0 + 50e-6])
     assert at[2] < 0.05
 
 
 def test_a_schedule_changes_rates_and_latency_at_its_time() -> None:
     net = Links.named("8mbit,10ms;80mbit,1ms@10s", workers=2)
-    ways = Ways(net, np.array([0]), np.array([1]))
-    before = deliver(Occupied.none(net), ways, np.array([1e6]), np.array([9.0, 0.0])).at[0] - 9.0
-    after = deliver(Occupied.none(net), ways, np.array([1e6]), np.array([11.0, 0.0])).at[0] - 11.0
+    routes = Routes(net, np.array([0]), np.array([1]))
+    before = deliver(Occupied.none(net), routes, np.array([1e6]), np.array([9.0, 0.0])).at[0] - 9.0
+    after = deliver(Occupied.none(net), routes, np.array([1e6]), np.array([11.0, 0.0])).at[0] - 11.0
     assert (before, after) == pytest.approx((1.01, 0.101))
 
 

@@ -20,9 +20,9 @@ from thinwire.lab.simulate.gossip_run import GossipRun
 from thinwire.lab.simulate.learners import Each
 from thinwire.lab.simulate.links import Links
 from thinwire.lab.simulate.network import SimNetwork
-from thinwire.lab.simulate.office import Office
 from thinwire.lab.simulate.pace import Pace
 from thinwire.lab.simulate.recipe_run import RecipeRun
+from thinwire.lab.simulate.transport import SimTransport
 from thinwire.recipe.compose import parse
 
 STEPS = 12
@@ -56,7 +56,7 @@ def simulated_gossip(ranks: int, name: str, codec: str, deadline: float | None) 
     links = Links.named("50mbit,20ms", workers=ranks)
     learner = Each(workload("mlp-100k"), workers=ranks, seed=3)
     run = GossipRun(
-        learner, Office(links), Pace(0.1, straggle=0.3), ring(), algorithm=name, codec=gossip_codec(codec),
+        learner, SimTransport(links), Pace(0.1, straggle=0.3), ring(), algorithm=name, codec=gossip_codec(codec),
         coding=lambda neighbours: 0.001, deadline=deadline, steps=STEPS, seed=3,
     )  # fmt: skip
     for _ in range(STEPS):

@@ -17,8 +17,8 @@ from thinwire.lab.simulate.churn import Absence
 from thinwire.lab.simulate.gossip_run import GossipRun
 from thinwire.lab.simulate.learners import Batched
 from thinwire.lab.simulate.links import Links
-from thinwire.lab.simulate.office import Office
 from thinwire.lab.simulate.pace import Pace
+from thinwire.lab.simulate.transport import SimTransport
 
 CODEC = "min_max:4,block=512"
 
@@ -29,8 +29,8 @@ def made(workers: int, *, steps: int, network: str = "home-1000", loss: float = 
     pace = options.pop("pace", Pace(0.1, straggle=0.2))
     topology = named_topology(options.pop("topology", "ring"))
     return GossipRun(
-        learner, Office(links), pace, topology, algorithm=options.pop("algorithm", "dcd"), codec=gossip_codec(CODEC),
-        coding=lambda neighbours: 1e-3, steps=steps, **options,
+        learner, SimTransport(links), pace, topology, algorithm=options.pop("algorithm", "dcd"),
+        codec=gossip_codec(CODEC), coding=lambda neighbours: 1e-3, steps=steps, **options,
     )  # fmt: skip
 
 
@@ -41,22 +41,22 @@ def after(run: GossipRun, steps: int) -> GossipRun:
 
 
 def conserved(run: GossipRun) -> None:
-    office = run.office
-    assert office.occupied.sent.sum() == office.received.sum() + office.under_way + office.lost_bytes
+    transport = run.transport
+    assert transport.occupied.sent.sum() == transport.received.sum() + transport.in_flight + transport.lost_bytes
 
 
 def test_what_is_sent_is_received_and_the_critical_path_is_all_of_the_time() -> None:
     run = after(made(12, steps=8, topology="exponential"), 8)
     conserved(run)
-    assert run.path.seconds() == pytest.approx(run.office.now)
-    assert run.office.lost_bytes == 0
+    assert run.path.seconds() == pytest.approx(run.transport.now)
+    assert run.transport.lost_bytes == 0
 
 
 def test_the_same_seed_gives_the_same_trace_whoever_is_driven_first() -> None:
     a, b = after(made(9, steps=6), 6), made(9, steps=6)
     b.order = lambda workers: sorted(workers, key=lambda worker: (worker * 5) % 9)
     after(b, 6)
-    assert (a.office.now == b.office.now).all()
+    assert (a.transport.now == b.transport.now).all()
     assert torch.equal(a.learner.matrix, b.learner.matrix)  # type: ignore[attr-defined]
 
 
@@ -71,15 +71,15 @@ def test_a_straggler_delays_its_neighbours_first_and_others_step_by_step() -> No
     reached = []
     for _ in range(4):
         run.step()
-        reached.append({worker for worker in range(9) if run.office.now[worker] > 4.0})
-    # A step that has begun does not wait: letters count in the next one.
+        reached.append({worker for worker in range(9) if run.transport.now[worker] > 4.0})
+    # A step that has begun does not wait: its messages are used by the next one.
     assert reached[0] == {0}
     assert reached[1] == {8, 0, 1}
     assert reached[2] == {7, 8, 0, 1, 2}
     assert reached[3] == {6, 7, 8, 0, 1, 2, 3}
 
 
-def test_lost_letters_are_made_good() -> None:
+def test_lost_messages_are_made_good() -> None:
     run = after(made(8, steps=25, network="1gbit,1ms", loss=0.05, deadline=2.0), 25)
     conserved(run)
     stats = [optimizer.stats() for optimizer in run.optimizers.values()]

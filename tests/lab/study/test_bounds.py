@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire import Draw, OptionError, random_k, theory, top_k
+from thinwire import Draw, OptionError, theory
+from thinwire.codecs import random_k, top_k
 from thinwire.lab.study.bounds import DENSITIES, contraction
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
@@ -51,7 +52,7 @@ def train(
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -128,10 +129,16 @@ def test_u_is_the_gradient_of_the_step_however_many_passes_it_took(
 
 def test_its_own_memory_keeps_what_top_k_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, model = seen_by(monkeypatch), net()
-    codec = tw.top_k(0.05)
+    codec = tw.codecs.top_k(0.05)
     with tw.study(model, at=[0, 2, 3], recipe="ef|top_k:0.05|local", densities=DENSITIES) as found:
         grads: list[Tensor] = []
-        train(model, 4, seen=lambda step: grads.append(model[0].weight.grad.reshape(-1).clone()))
+
+        def keep(step: int) -> None:
+            gradient = model.get_parameter("0.weight").grad
+            assert gradient is not None
+            grads.append(gradient.reshape(-1).clone())
+
+        train(model, 4, seen=keep)
     memory = torch.zeros(2400)
     expected = []
     for gradient in grads:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from thinwire import Draw, OptionError
@@ -17,7 +18,8 @@ from thinwire.lab.study.distributions import FAMILIES, Gaussian, Laplace, Studen
 from thinwire.lab.study.moments import Histogram, falling, histogram, histogram_of_sizes, moments, sample, unimodality
 
 N = 20_000
-MADE: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+Maker = Callable[[np.random.Generator], NDArray[np.float64]]
+MADE: dict[str, Maker] = {
     "gaussian": lambda r: r.normal(0.5, 2.0, N),
     "laplace": lambda r: r.laplace(0.5, 2.0, N),
     "t3": lambda r: 0.5 + 2.0 * r.standard_t(3, N),
@@ -26,7 +28,7 @@ MADE: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
 ORACLE = {"gaussian": stats.norm, "laplace": stats.laplace, "student_t": stats.t}
 
 
-def made(name: str, seed: int = 0) -> np.ndarray:
+def made(name: str, seed: int = 0) -> NDArray[np.float64]:
     return MADE[name](np.random.default_rng(seed))
 
 
@@ -165,7 +167,7 @@ def test_a_histogram_of_mostly_zeros_still_has_a_range() -> None:
     assert histogram(x).high == 5.0
 
 
-UNIMODAL = {
+UNIMODAL: dict[str, Maker] = {
     "gaussian": lambda r: r.normal(size=N),
     "laplace": lambda r: r.laplace(size=N),
     "t3": lambda r: r.standard_t(3, N),
@@ -174,17 +176,18 @@ UNIMODAL = {
     "lopsided": lambda r: r.exponential(size=N),
     "many zeros": lambda r: np.where(r.random(N) < 0.6, 0.0, r.normal(size=N)),
 }
-HUMPED = {
+HUMPED: dict[str, Maker] = {
     "two apart": lambda r: np.concatenate([r.normal(-2, 0.6, N // 2), r.normal(2, 0.6, N // 2)]),
     "a small second": lambda r: np.concatenate([r.normal(0, 1, int(0.9 * N)), r.normal(4.5, 0.4, N // 10)]),
     "three": lambda r: r.normal(size=N) * 0.3 + r.choice([-3, 0, 3], N),
 }
+ALL_SHAPES = {**UNIMODAL, **HUMPED}
 
 
-@pytest.mark.parametrize("name", [*UNIMODAL, *HUMPED])
+@pytest.mark.parametrize("name", ALL_SHAPES)
 def test_one_hump_is_told_from_several(name: str) -> None:
     for seed in range(3):
-        values = torch.from_numpy((UNIMODAL | HUMPED)[name](np.random.default_rng(seed)))
+        values = torch.from_numpy(ALL_SHAPES[name](np.random.default_rng(seed)))
         assert unimodality(histogram(values)).one == (name in UNIMODAL), seed
 
 

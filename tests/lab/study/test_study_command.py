@@ -66,24 +66,26 @@ def test_u_is_what_the_first_worker_of_the_group_offers(monkeypatch: pytest.Monk
     settings = Settings((RECIPE,), workload="mlp-100k", workers=2, steps=3, at=(0, 1, 2), lens=Lens(elements=500))
     training = Training(settings, RECIPE, workload("mlp-100k"))
     offered: list[dict[str, torch.Tensor]] = []
-    monkeypatch.setattr(
-        sys.modules["thinwire.lab.study.gradients"],
-        "look",
-        lambda tensors, **_: offered.append({name: u.clone() for name, u, _ in tensors}) or {},
-    )
-    codec, owed = tw.top_k(0.01), {}
+
+    def keep(tensors: list[tuple[str, torch.Tensor, object]], **options: object) -> dict[str, object]:
+        offered.append({name: u.clone() for name, u, _ in tensors})
+        return {}
+
+    monkeypatch.setattr(sys.modules["thinwire.lab.study.gradients"], "look", keep)
+    codec = tw.codecs.top_k(0.01)
+    residual: dict[str, torch.Tensor] = {}
     for step in range(3):
         model = training.work.model(seed=0)
         model.load_state_dict(training.model.state_dict())
         model(*training.work.batch(step, seed=0, rank=0, world_size=2)).backward()
-        grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+        grads = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
         training.step()
-        for parcel in training.layout.parcels:
-            u = torch.cat([grads[part.name].reshape(-1) for part in parcel.parts]) + owed.get(parcel.name, 0.0)
-            owed[parcel.name] = u - codec.decode(codec.encode(u))
-            for part in parcel.parts:
+        for bucket in training.layout.buckets:
+            u = torch.cat([grads[part.name].reshape(-1) for part in bucket.parts]) + residual.get(bucket.name, 0.0)
+            residual[bucket.name] = u - codec.decode(codec.encode(u))
+            for part in bucket.parts:
                 torch.testing.assert_close(offered[step][part.name], part.of(u))
-            for part in parcel.exact:
+            for part in bucket.exact:
                 assert torch.equal(offered[step][part.name], grads[part.name].reshape(-1))
 
 
@@ -222,7 +224,7 @@ def test_every_drawn_place_is_inside_its_drawing(found: dict[str, Any], browser:
         const found = [];
         for (const svg of document.querySelectorAll("figure > svg")) {
           const box = svg.getBoundingClientRect();
-          for (const one of svg.querySelectorAll("path, circle, text")) {
+          for (const one of svg.querySelectorAll("polyline, polygon, path, circle, rect, text")) {
             const place = one.getBoundingClientRect();
             if (place.left < box.left - 3 || place.right > box.right + 12 || place.top < box.top - 3
                 || place.bottom > box.bottom + 3)

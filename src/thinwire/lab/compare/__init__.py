@@ -1,1 +1,1 @@
-"""Measuring: what the kernels cost here, and (with the `compare` work) what recipes gain on a slow network."""
+"""`thinwire compare`: trains the same model by several recipes on an emulated slow network, and measures each."""

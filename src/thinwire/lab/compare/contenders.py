@@ -1,4 +1,4 @@
-"""What competes in `thinwire compare`: plain DDP, torch's own hooks, no communication at all, and our recipes.
+"""The rows of `thinwire compare`: plain DDP, torch's own hooks, no communication, recipes, decentralised algorithms.
 
 No `from __future__ import annotations` here: DDP compares the annotations of a hook with live objects.
 """
@@ -15,35 +15,16 @@ from ...attach import Link, attach
 from ...errors import OptionError, RecipeError
 from ...predict.workload import passed_on
 from ...recipe.compose import parse
-from ...recipe.presets import PRESETS
+from ...recipe.presets import ABOUT, PRESETS
 from .gossips import Gossip
 
 NO_COMMUNICATION = "no-communication"
-_ABOUT = {
+_BASELINES = {
     "ddp": "DistributedDataParallel as it is: float32, summed by all-reduce.",
     "torch-fp16": "torch's fp16_compress_hook: half precision, summed by all-reduce.",
     "torch-bf16": "torch's bf16_compress_hook: half precision, summed by all-reduce.",
     "torch-powersgd": "torch's powerSGD_hook: every matrix as two thin factors, with error feedback.",
     "auto": "Chooses one of 24 while training, dense among them.",
-    "dense": "What DDP does, through thinwire.",
-    "bf16": "Half the bytes, 8 bits of mantissa.",
-    "global-qsgd-8": "Integers that the network adds, on one scale a block that all ranks agree on first.",
-    "global-qsgd-exp": "Signs and powers of two on one scale, added in a tree.",
-    "qsgd-4": "4 bits an element, unbiased; traffic grows with the ranks.",
-    "two-shot-8": "8 bits both ways, unbiased; traffic hardly grows with the ranks.",
-    "two-shot-4": "4 bits both ways, after a random rotation.",
-    "two-shot-3": "3 bits there and 4 back, where errors do not average out.",
-    "two-shot-2": "2 bits there and 3 back, after a random rotation.",
-    "two-shot-2-ef": "2 bits there and 3 back; what either shot rounded away is sent later.",
-    "two-shot-1": "1 bit both ways, after a random rotation: the fewest without a memory.",
-    "gaussian-k": "What exceeds a Gaussian threshold, meant to be 1 %, with error feedback.",
-    "threshold-k": "The largest 0.8 to 1 %, found in one pass, with error feedback.",
-    "top-k": "The largest 1 %, with error feedback.",
-    "two-shot-top-k": "The largest 1 % there and, of their sum, back; the rest is sent later.",
-    "ar-top-k": "1 % at positions that every rank chooses in turn, so that the network adds the values.",
-    "ar-top-k-var": "1 % at positions chosen by the rank with the largest gradient.",
-    "dgc": "0.8 to 1 % of the velocity instead of the gradient.",
-    "powersgd-4": "Every matrix as two factors of rank 4, which the network adds, with error feedback.",
 }
 _ONE_BUCKET = "one bucket: with more it aborts on gloo"
 
@@ -75,12 +56,12 @@ class Contender:
         if kind == "torch-powersgd":
             if not argument.isascii() or not argument.isdigit() or int(argument) < 1:
                 raise OptionError(f"{name} needs a rank of 1 or more: write torch-powersgd:4")
-            return cls(name, f"powerSGD_hook, rank {int(argument)}", _ABOUT[kind], _ONE_BUCKET)
+            return cls(name, f"powerSGD_hook, rank {int(argument)}", _BASELINES[kind], _ONE_BUCKET)
         if name in ("ddp", "torch-fp16", "torch-bf16"):
             spelled = {"ddp": "DistributedDataParallel", "torch-fp16": "fp16_compress_hook"}
-            return cls(name, spelled.get(name, "bf16_compress_hook"), _ABOUT[name])
+            return cls(name, spelled.get(name, "bf16_compress_hook"), _BASELINES[name])
         if name == "auto":
-            return cls(name, "chosen while training", _ABOUT[name])
+            return cls(name, "chosen while training", _BASELINES[name])
         if name == NO_COMMUNICATION:
             return cls(name, "a hook that sends nothing", "Every worker trains alone: the limit.")
         try:
@@ -89,11 +70,11 @@ class Contender:
             if "|" in name or "there is no preset" in str(problem):
                 raise OptionError(str(problem)) from None
             raise OptionError(f"there is no recipe {name}: {_choices()}") from None
-        return cls(name, str(recipe), _ABOUT.get(name, "A recipe as given."))
+        return cls(name, str(recipe), ABOUT.get(name, "A recipe as given."))
 
     @property
     def is_recipe(self) -> bool:
-        """Whether the name is that of a recipe: then it can be predicted."""
+        """Whether the name is that of a recipe, whose step time can be predicted."""
         return self.gossip is None and self.name not in ("ddp", "auto", NO_COMMUNICATION) and "torch-" not in self.name
 
     @property
@@ -103,7 +84,7 @@ class Contender:
     def wrap(
         self, net: nn.Module, group: Any, *, seed: int, bucket_mb: float
     ) -> tuple[DistributedDataParallel, Link | None]:
-        """The model as this contender trains it, between the ranks of the group."""
+        """The DDP model as this contender trains it, between the ranks of the group."""
         cap = 1e6 if self.one_bucket else bucket_mb
         model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=cap, init_sync=False)
         if self.name == NO_COMMUNICATION:

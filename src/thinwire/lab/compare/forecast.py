@@ -1,7 +1,7 @@
-"""The prediction that `compare` prints beside what it measures: made before any recipe runs.
+"""The predictions that `compare` prints beside its measurements, made before any recipe runs.
 
-Workers measure the network and a step that sends nothing, all of them at once as they will train; the parent prices
-every recipe with that. Nothing that a recipe does in the comparison goes into its prediction.
+All workers at once measure the network and a step that sends nothing, as they will train. The parent prices every
+recipe with these numbers. No measurement of a recipe goes into its prediction.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ...predict.workload import Profile, Stopwatch, measured_profile
 from ...recipe.compose import parse
 from ..plan.probe import FEW_SIZES, Tell, measure
 from .contenders import Contender
-from .trainee import Trainee
+from .training import TrainingRun
 from .workloads import Workload, workload
 
 _WARM, _STEPS = 3, 10
 
 
 def device_for(recipes: Sequence[str]) -> Device:
-    """The speeds of this machine for the codecs of these recipes; measured now if they are not known yet."""
+    """The compression overhead of this machine for the codecs of these recipes; measured now if not known yet."""
     return this_machine(codecs_of(recipes))
 
 
@@ -62,12 +62,12 @@ def measure_here(
     seconds: float,
     tell: Tell,
 ) -> dict[str, Any]:
-    """On every worker at once: the network, the workload without it, and what compressing takes beside the others."""
-    rehearsal = _Rehearsal(work, everyone, alone, bucket_mb=bucket_mb)
-    rehearsal.run(_WARM + _STEPS)
+    """On all workers at once: the network, a step that sends nothing, and the compression overhead."""
+    silent = _SilentSteps(work, everyone, alone, bucket_mb=bucket_mb)
+    silent.run(_WARM + _STEPS)
     network = measure(everyone, seconds=seconds, sizes=FEW_SIZES, tell=tell) if everyone.world_size > 1 else None
-    rehearsal.run(_STEPS)  # once more: a machine that others use is not always as fast
-    profile = rehearsal.profile()
+    silent.run(_STEPS)  # once more: the speed of a shared machine varies
+    profile = silent.profile()
     tell("codecs", 1, 1)
     everyone.all_reduce(torch.zeros(1))
     device = measure_device(codecs_of(recipes))
@@ -75,13 +75,13 @@ def measure_here(
     return {"network": told, "profile": profile.as_dict(), "device": device.as_dict()}
 
 
-class _Rehearsal:
-    """Steps that send nothing, on all workers at once, each begun together."""
+class _SilentSteps:
+    """Steps that send nothing. All workers begin each step together."""
 
     def __init__(self, work: Workload, everyone: Communicator, alone: Any, *, bucket_mb: float) -> None:
         self._everyone = everyone
-        self._trainee = Trainee(Contender.named("ddp"), work, seed=0, group=alone, bucket_mb=bucket_mb)
-        model = self._trainee.model
+        self._run = TrainingRun(Contender.named("ddp"), work, seed=0, group=alone, bucket_mb=bucket_mb)
+        model = self._run.model
         assert isinstance(model, DistributedDataParallel)
         self._watch = Stopwatch(model)
         self._slowest: list[float] = []
@@ -90,16 +90,14 @@ class _Rehearsal:
         for _ in range(steps):
             self._everyone.all_reduce(torch.zeros(1))
             begin = time.perf_counter()
-            self._watch.step(lambda: self._trainee.train(1))
+            self._watch.step(lambda: self._run.train(1))
             taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
             self._slowest.append(float(self._everyone.all_reduce(taken, op="max")))
 
     def profile(self) -> Profile:
-        """The mean over the workers, and what the slowest of them adds to it."""
+        """The mean over the workers, and the time that the slowest of them adds."""
         ranks = self._everyone.world_size
-        mine = self._watch.profile(
-            self._trainee.workload.name, processors=len(os.sched_getaffinity(0)) / ranks, warm=_WARM
-        )
+        mine = self._watch.profile(self._run.workload.name, processors=len(os.sched_getaffinity(0)) / ranks, warm=_WARM)
         numbers = [mine.forward, mine.backward, mine.rest, *(bucket.ready for bucket in mine.buckets)]
         sums = self._everyone.all_reduce(torch.tensor(numbers, dtype=torch.float64))
         forward, backward, rest, *ready = (sums / ranks).tolist()
@@ -110,7 +108,7 @@ class _Rehearsal:
 
 
 def predictions(measured: dict[str, Any], recipes: Sequence[str], *, workers: int) -> dict[str, float | None]:
-    """Milliseconds a step, by recipe; None where nothing can be said."""
+    """Milliseconds a step, by recipe; None if a recipe cannot be predicted."""
     profile, device = Profile.from_dict(measured["profile"]), Device.from_dict(measured["device"])
     told = measured["network"]
     network = NetworkModel.named("unshaped") if told is None else NetworkModel.from_dict(told)
@@ -118,6 +116,6 @@ def predictions(measured: dict[str, Any], recipes: Sequence[str], *, workers: in
     for name in recipes:
         try:
             found[name] = 1e3 * predict(name, profile, network, device, workers=workers).step
-        except ThinwireError:  # torch's PowerSGD is no recipe: what it computes is in none of our scripts
+        except ThinwireError:  # torch's PowerSGD is no recipe and has no script
             found[name] = None
     return found

@@ -9,20 +9,20 @@ import torch
 from torch import nn
 
 from ...comm.network import Network
-from ...comm.peers import Mail
+from ...comm.peers import PeerTransport
 from ...errors import OptionError
 from ...gossip import ALGORITHMS, decentralize
 from ...gossip.absolute import gossip_codec
 from ...gossip.topology import named_topology
 
 _ABOUT = {
-    "allreduce": "Gradients averaged over all ranks in every step, in float32: the centralised yardstick.",
+    "allreduce": "Gradients averaged over all ranks in every step, in float32: the centralised baseline.",
     "dpsgd": "Every rank averages its model with its neighbours', in float32.",
     "naive": "Every rank averages its model with its neighbours' quantised ones: fails at few bits.",
     "dcd": "Neighbours exchange compressed differences of their models.",
     "ecd": "Neighbours exchange compressed extrapolations of their models.",
-    "choco": "Neighbours exchange compressed differences and take a part of what they hear.",
-    "auto": "dcd, and choco where its noise is more than the topology bears.",
+    "choco": "Neighbours exchange compressed differences and apply a part of what they receive.",
+    "auto": "dcd, or choco if the noise of the codec is too large for the topology.",
 }
 _USUAL = {"dpsgd": "fp32", "allreduce": "fp32", "ecd": "8"}
 
@@ -65,15 +65,17 @@ class Gossip:
     def about(self) -> str:
         return _ABOUT[self.algorithm]
 
-    def join(self, net: nn.Module, optimizer: torch.optim.Optimizer, *, mail: Mail, network: Network, seed: int) -> Any:
-        """The optimizer that takes part."""
+    def join(
+        self, net: nn.Module, optimizer: torch.optim.Optimizer, *, transport: PeerTransport, network: Network, seed: int
+    ) -> Any:
+        """The decentralised optimizer of this rank."""
         return decentralize(
             net,
             optimizer,
             algorithm=self.algorithm,
             codec=self.codec,
             topology=named_topology(self.topology),
-            mail=mail,
+            transport=transport,
             network=network,
             seed=seed,
         )
@@ -86,7 +88,7 @@ def _codec(algorithm: str, text: str) -> str:
 
 
 def gossip_names(algorithms: tuple[str, ...], *, topology: str, codec: str | None) -> tuple[str, ...]:
-    """Names of contenders: an algorithm that names no codec has the one given.
+    """Names of contenders. An algorithm without a codec of its own gets the given one.
 
     >>> gossip_names(("allreduce", "dcd", "choco:sign"), topology="ring", codec="min_max:8,block=512")
     ('allreduce', 'dcd:min_max:8,block=512@ring', 'choco:sign@ring')

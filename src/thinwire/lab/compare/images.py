@@ -1,4 +1,4 @@
-"""Reads Fashion-MNIST and CIFAR-10 from a folder, in the formats in which they are published, and checks them."""
+"""Reads Fashion-MNIST and CIFAR-10 from a folder in their published formats, and checks the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement was made on: enough to compare two files, nothing that names a host or a person."""
+"""Describes the machine of a measurement: processor, cores and versions, but no host name and no user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _version(package: str) -> str:
 
 
 def _processor() -> str:
-    """The name of the processor where Linux tells it."""
+    """The name of the processor, if Linux tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

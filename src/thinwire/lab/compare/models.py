@@ -1,4 +1,4 @@
-"""The models that `thinwire compare` trains. Each takes inputs and targets and returns the mean loss, as DDP wants."""
+"""The models that `thinwire compare` trains. Each takes inputs and targets and returns the mean loss."""
 
 from __future__ import annotations
 

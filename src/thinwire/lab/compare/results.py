@@ -1,4 +1,4 @@
-"""Puts together what workers told: one row a recipe, the headline, and everything as JSON."""
+"""Collects the events of the workers into results: one row a recipe, the headline, and everything as JSON."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from .contenders import NO_COMMUNICATION, Contender
 
 SCHEMA = 1
-_WARM = 3  # first steps of a run, in which DDP arranges its buckets: on the clock, but not in the step time
+_WARM = 3  # first steps of a run, in which DDP arranges its buckets: they count as training time, not as step time
 _SAME_LOSS = 0.01
-_SOMETIMES = ("accuracy", "averaged_loss", "local_loss", "consensus_distance")  # what only some laps tell
+_SOMETIMES = ("accuracy", "averaged_loss", "local_loss", "consensus_distance")  # only some laps have them
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Run:
     problem: str | None = None
 
     def step_ms(self) -> float | None:
-        """Milliseconds a step: the median over laps, so that a lap in which the machine was busy does not count."""
+        """Milliseconds a step: the median over laps, so that a lap on a busy machine does not count."""
         each = []
         for number, lap in enumerate(self.laps):
             steps = lap["step_seconds"]
@@ -42,12 +42,12 @@ class Run:
         return statistics.median(last) if last else None
 
     def loss_after(self, steps: int) -> float | None:
-        """Held-out loss after so many steps, or after the last before that."""
+        """Held-out loss after this number of steps, or at the last look before."""
         upto = [lap["held_out"] for lap in self.laps if lap["step"] <= steps]
         return _number(upto[-1]) if upto else None
 
     def seconds_to(self, target: float | None) -> float | None:
-        """When the held-out loss first came down to the target, on a straight line between two looks at it."""
+        """Seconds until the held-out loss first reached the target, interpolated between two looks."""
         if target is None:
             return None
         seconds, loss = 0.0, math.inf
@@ -59,7 +59,7 @@ class Run:
         return None
 
     def last(self, key: str) -> Any:
-        """What was told with the last lap; None where nothing was."""
+        """A value of the last lap; None if it has none."""
         return self.laps[-1].get(key) if self.laps else None
 
     def breakdown(self) -> dict[str, float | None] | None:
@@ -68,7 +68,7 @@ class Run:
 
 @dataclass
 class Results:
-    """What is known so far; `as_dict` may be asked at any time.
+    """The results so far; `as_dict` works at any time.
 
     >>> results = Results(recipes=["ddp"], steps=10, network_text="100mbit")
     >>> results.as_dict()["rows"][0]["step_ms"] is None
@@ -127,7 +127,7 @@ class Results:
         if breakdown is not None:
             exposed = breakdown["exposed_ms"]
             if exposed is None and step_ms is not None and alone is not None:
-                exposed = max(0.0, step_ms - alone)  # torch's hooks do not say; this is what it comes to
+                exposed = max(0.0, step_ms - alone)  # torch's hooks do not measure it; this is the same by subtraction
             breakdown = {"compute_ms": alone, **breakdown, "exposed_ms": exposed}
         ended = "failed" if problem else "finished" if self.finished or self._is_done(runs) else "stopped"
         return {
@@ -170,7 +170,7 @@ class Results:
         return statistics.fmean(values) if values else None
 
     def _headline(self, rows: Sequence[dict[str, Any]]) -> str:
-        """The best by time to the target, with what it costs; never more than was measured."""
+        """The best recipe by time to the target, with its loss; never more than was measured."""
         where = f"on {self.network_text}"
         ours = [row for row in rows if not row["recipe"].startswith(("ddp", "torch-")) and row["status"] != "failed"]
         ddp = next((row for row in rows if row["recipe"] == "ddp"), None)

@@ -1,4 +1,4 @@
-"""Runs `thinwire compare`: workers on an emulated network, told what to train, listened to, and ended in every case."""
+"""Runs `thinwire compare`: starts workers on an emulated network, collects their events, ends them in every case."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from ...errors import OptionError, ThinwireError
 from ...predict.spec import parse_network
-from ...reduce.recipes import checked_recipe
-from ..emulate.crew import crew_events, meeting_point
+from ...recipe.compose import parse
 from ..emulate.hosts import METHODS, Hosts, Method, emulated_hosts
+from ..emulate.processes import process_events, rendezvous
 from .contenders import Contender
 from .forecast import predictions
 from .machine import describe_machine
@@ -26,7 +26,7 @@ _MOST_WORKERS = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """What to compare, checked. Bad values raise OptionError before anything is started.
+    """The settings of a comparison. Bad values raise OptionError before anything starts.
 
     >>> Settings(("ddp",), workers=0)
     Traceback (most recent call last):
@@ -47,7 +47,7 @@ class Settings:
     data: str | None = None
     method: str | None = None
     skew: float = 0.0
-    probe_seconds: float = 12.0  # spent on the network before the first step, for predictions; 0 makes none
+    probe_seconds: float = 12.0  # of measuring the network before the first step, for predictions; 0 makes none
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= _MOST_WORKERS:
@@ -70,8 +70,8 @@ class Settings:
         parse_network(self.network)
         for name in self.recipes:
             contender = Contender.named(name)
-            if contender.is_recipe:
-                checked_recipe(contender.spelled, self.workers)
+            if contender.is_recipe and (refusal := parse(contender.spelled).refusal(self.workers)):
+                raise OptionError(refusal)
 
     @property
     def seeds(self) -> list[int]:
@@ -79,7 +79,7 @@ class Settings:
 
 
 def split_recipes(text: str) -> tuple[str, ...]:
-    """The recipes of a list with commas, some of which belong to options.
+    """The recipes of a list with commas. Some commas belong to the options of a recipe.
 
     >>> split_recipes("ddp, global_qsgd:8,block=128|all_reduce,two-shot-2")
     ('ddp', 'global_qsgd:8,block=128|all_reduce', 'two-shot-2')
@@ -100,13 +100,13 @@ def compare(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     command: str = "",
 ) -> None:
-    """Train every recipe on the network asked for, and hand everything that was measured to `keep`.
+    """Train every recipe on the emulated network, and call `keep` with all results.
 
-    So it is if a worker dies, or on Ctrl-C, with the results so far; then what went wrong is raised.
+    If a worker dies, or on Ctrl-C, `keep` gets the results so far, and the error is raised afterwards.
     """
     work = workload(
         settings.workload, data=settings.data, skew=settings.skew
-    )  # reads the data: an error here costs nothing yet
+    )  # reads the data: an error costs nothing yet
     parameters = sum(p.numel() for p in work.model(seed=0).parameters())
     target = settings.target_loss
     results = Results(settings.recipes, settings.steps, settings.network, target)
@@ -154,7 +154,7 @@ def compare(
 
 def _whole(head: dict[str, Any], results: Results, problem: str | None) -> dict[str, Any]:
     targets = results.targets.values()
-    if targets:  # what ddp reached, mean over seeds
+    if targets:  # the loss that ddp reached, mean over seeds
         head["settings"]["target_loss"] = statistics.fmean(targets)
     return {**head, "problem": problem, **results.as_dict()}
 
@@ -170,10 +170,10 @@ def _events(settings: Settings, hosts: Hosts, *, predicts: bool) -> Iterator[dic
         extra=settings.extra,
         bucket_mb=settings.bucket_mb,
         target_loss=settings.target_loss,
-        meet_at=meeting_point(hosts),
+        meet_at=rendezvous(hosts),
         world_size=settings.workers,
         interface=hosts.interface,
         probe_seconds=settings.probe_seconds if predicts else 0.0,
         skew=settings.skew,
     )
-    yield from crew_events(hosts, "thinwire.lab.compare.worker", lambda rank: replace(task, rank=rank).as_text())
+    yield from process_events(hosts, "thinwire.lab.compare.worker", lambda rank: replace(task, rank=rank).as_text())

@@ -1,4 +1,4 @@
-"""What `thinwire compare` shows while it runs and at the end: live on a terminal, plain lines elsewhere."""
+"""The output of `thinwire compare`: progress bars on a terminal, plain lines elsewhere, and the table at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .contenders import NO_COMMUNICATION
 
 
 class Screen:
-    """Shows events of a comparison: a bar a recipe on a terminal; elsewhere a line now and then for each."""
+    """Shows the events of a comparison: on a terminal a bar a recipe, elsewhere a few lines for each."""
 
     def __init__(
         self, recipes: Sequence[str], *, steps: int, repeats: int, console: Console, quiet: bool = False
@@ -48,7 +48,7 @@ class Screen:
         self.close()
 
     def close(self) -> None:
-        """Take the bars away; again, it does nothing."""
+        """Remove the bars; a second call does nothing."""
         if self._live:
             self._progress.stop()
 
@@ -149,12 +149,12 @@ def human_bytes(count: float) -> str:
 
 
 def shown(value: float | None, form: str) -> str:
-    """A dash for what was not measured."""
+    """A formatted number, or a dash if it was not measured."""
     return "-" if value is None else form.format(value)
 
 
 def print_table(result: Mapping[str, Any], console: Console) -> None:
-    """The table, what it was measured against, the notes, and the headline."""
+    """The table, the step without communication, the notes, and the headline."""
     table = Table(box=None, pad_edge=False)
     for head in HEADS:
         table.add_column(head, justify="left" if head == "recipe" else "right", no_wrap=True)
@@ -165,7 +165,7 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     alone = result["no_communication"]["step_ms"]
     if alone is not None:
-        _say(console, f"no communication at all: {alone:,.1f} ms a step")
+        _say(console, f"without communication: {alone:,.1f} ms a step")
     for text in _notes(result["rows"]):
         _say(console, text)
     _say(console, result["headline"])

@@ -1,4 +1,4 @@
-"""`thinwire plan --verify`: predicts, trains the recipes on the emulated network, and puts both side by side."""
+"""`thinwire plan --verify`: predicts step times, trains on the emulated network, and compares both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def verify(
 ) -> dict[str, Any]:
     """One row for every recipe and number of workers: predicted, measured, error."""
     if steps < 2 * _LAP:
-        raise OptionError(f"--steps is {2 * _LAP} or more with --verify: the first few arrange buckets, not {steps}")
+        raise OptionError(
+            f"--steps is {2 * _LAP} or more with --verify, not {steps}: DDP arranges its buckets in the first few"
+        )
     rows, forecasts, done = list[dict[str, Any]](), list[dict[str, Any]](), 0
     total = len(workers) * (len(recipes) + 1) * steps
     for count in workers:
@@ -79,7 +81,7 @@ def _row(row: dict[str, Any], network: str, workers: int, alone: float | None) -
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many cells were predicted how well, and what following the prediction would have cost in each network."""
+    """How many cells were predicted how well, and the cost of following the prediction on each network."""
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
     cells = {(row["network"], row["workers"]) for row in rows}
     chosen = []
@@ -113,7 +115,7 @@ def as_text(found: dict[str, Any]) -> str:
     )
     for one in found["choices"]:
         lines.append(
-            f"{one['workers']} workers: predicted quickest {one['advised']}, measured quickest {one['best']}"
+            f"{one['workers']} workers: predicted fastest {one['advised']}, measured fastest {one['best']}"
             f" ({one['over_best']:+.1%})"
         )
     return "\n".join(lines)

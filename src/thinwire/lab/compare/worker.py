@@ -1,7 +1,7 @@
-"""One process of `thinwire compare`: trains every contender in turn, lap by lap, and tells the parent in JSON lines.
+"""One process of `thinwire compare`: trains every contender in turn, lap by lap, and writes events as JSON lines.
 
-All contenders live in the same processes and take turns, so that a busy moment of the machine hurts all alike. Each has
-process groups of its own: one that fails does not take the others with it.
+All contenders live in the same processes and take turns, so that a busy moment of the machine hurts all of them alike.
+Each has its own process groups: if one fails, the others go on.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import torch
 import torch.distributed as dist
 
 from ...comm.communicator import Communicator
-from ...comm.peers import GlooMail
+from ...comm.peers import GlooTransport
 from ...errors import ThinwireError
-from ..emulate.crew import speaker
 from ..emulate.paced import backend_here, hold_here
+from ..emulate.processes import event_writer
 from .contenders import NO_COMMUNICATION, Contender
 from .forecast import measure_here
 from .one_loop import one_loop_backend
-from .trainee import Trainee
+from .training import TrainingRun
 from .workloads import Workload, workload
 
-_MINUTES = 5  # until a collective between workers that hang is given up
+_MINUTES = 5  # timeout of collectives
 
 
 @dataclass(frozen=True)
 class Task:
-    """What every worker is told."""
+    """The task of every worker."""
 
     workload: str
     data: str | None
@@ -58,7 +58,7 @@ class Task:
 
 
 class Worker:
-    """Runs a task on this rank. `tell` is called with events on rank 0."""
+    """Runs a task on this rank. `tell` writes its events."""
 
     def __init__(self, task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
         self.task, self._tell = task, tell
@@ -76,18 +76,18 @@ class Worker:
             self._run(seed)
 
     def _warm_up(self) -> None:
-        """Compile and load what contenders call, without the network; rank 0 first, so that the others find it."""
+        """Compile the kernels that contenders need, without the network; rank 0 first, so that the others find them."""
         for turn in (self._everyone.rank == 0, self._everyone.rank != 0):
             for number, contender in enumerate(self._contenders) if turn else ():
                 self._tell({"event": "warming up", "contender": contender.name, "number": number})
-                trainee = Trainee(contender, self._work, seed=0, group=self._alone)
-                with contextlib.suppress(ThinwireError, RuntimeError):  # told when it happens in training
-                    trainee.train(2)
-                trainee.close()
+                run = TrainingRun(contender, self._work, seed=0, group=self._alone)
+                with contextlib.suppress(ThinwireError, RuntimeError):  # reported when it happens in training
+                    run.train(2)
+                run.close()
             self._meet()
 
     def _measure(self) -> None:
-        """What predictions are made from."""
+        """Measure what predictions need."""
         found = measure_here(
             self._work,
             self.task.recipes,
@@ -100,55 +100,55 @@ class Worker:
         self._tell({"event": "measured", **found})
 
     def _run(self, seed: int) -> None:
-        trainees = {contender.name: self._trainee(contender, seed) for contender in self._contenders}
+        runs = {contender.name: self._training_run(contender, seed) for contender in self._contenders}
         target = self.task.target_loss
         best: dict[str, float] = {}
         laps = 0
-        while runners := [one for one in trainees.values() if self._goes_on(one, best, target)]:
-            start = laps % len(runners)  # whoever is first in a round finds another machine than the last
-            for trainee in runners[start:] + runners[:start]:
-                if not self._lap(trainee, seed, best):
-                    del trainees[trainee.contender.name]
+        while active := [one for one in runs.values() if self._goes_on(one, best, target)]:
+            start = laps % len(active)  # rotate: the first in a round finds the machine in another state than the last
+            for run in active[start:] + active[:start]:
+                if not self._lap(run, seed, best):
+                    del runs[run.contender.name]
             laps += 1
-            if target is None and "ddp" in trainees and trainees["ddp"].step >= self.task.steps:
+            if target is None and "ddp" in runs and runs["ddp"].step >= self.task.steps:
                 target = best["ddp"]
                 self._tell({"event": "target", "seed": seed, "loss": target})
-        for trainee in trainees.values():
-            trainee.close()
+        for run in runs.values():
+            run.close()
 
-    def _trainee(self, contender: Contender, seed: int) -> Trainee:
+    def _training_run(self, contender: Contender, seed: int) -> TrainingRun:
         group = dist.new_group(timeout=timedelta(minutes=_MINUTES))
-        return Trainee(
+        return TrainingRun(
             contender,
             self._work,
             seed=seed,
             group=group,
             sent_bytes=self._sent_bytes,
             bucket_mb=self.task.bucket_mb,
-            mail=lambda: GlooMail.here(hold=hold_here()),
+            transport=lambda: GlooTransport.of_default_group(delay=hold_here()),
         )
 
-    def _goes_on(self, trainee: Trainee, best: dict[str, float], target: float | None) -> bool:
-        """Until its steps are done; after them only to reach what DDP reached."""
-        name, steps = trainee.contender.name, self.task.steps
+    def _goes_on(self, run: TrainingRun, best: dict[str, float], target: float | None) -> bool:
+        """Until its steps are done; after that, only to reach the loss of DDP."""
+        name, steps = run.contender.name, self.task.steps
         reached = target is not None and best.get(name, float("inf")) <= target
         if self.task.target_loss is not None and reached and name != NO_COMMUNICATION:
             return False
-        if trainee.step < steps:
+        if run.step < steps:
             return True
         allowed = int(steps * (1 + self.task.extra)) if target is not None and self.task.target_loss is None else steps
-        return not reached and name not in (NO_COMMUNICATION, "ddp") and trainee.step < allowed
+        return not reached and name not in (NO_COMMUNICATION, "ddp") and run.step < allowed
 
-    def _lap(self, trainee: Trainee, seed: int, best: dict[str, float]) -> bool:
-        """Whether it went well on every rank."""
-        name, problem = trainee.contender.name, None
+    def _lap(self, run: TrainingRun, seed: int, best: dict[str, float]) -> bool:
+        """Train one lap; returns whether it succeeded on every rank."""
+        name, problem = run.contender.name, None
         event: dict[str, Any] = {}
-        left = self.task.steps - trainee.step
+        left = self.task.steps - run.step
         try:
-            event = trainee.lap(min(self.task.lap, left) if left > 0 else self.task.lap)
+            event = run.lap(min(self.task.lap, left) if left > 0 else self.task.lap)
         except (ThinwireError, RuntimeError) as failure:
             problem = " ".join(str(failure).split())
-            trainee.close()
+            run.close()
         failed = self._everyone.all_reduce(torch.tensor([float(problem is not None)]), op="max")
         if failed.any():
             self._tell(
@@ -162,8 +162,8 @@ class Worker:
                 "contender": name,
                 "seed": seed,
                 **event,
-                "breakdown": trainee.breakdown(),
-                **trainee.decisions(),
+                "breakdown": run.breakdown(),
+                **run.decisions(),
             }
         )
         return True
@@ -176,7 +176,7 @@ class Worker:
 
 
 def sent_by(interface: str) -> int:
-    """What this network namespace has sent through an interface, in bytes. The loopback is shared by all workers."""
+    """Bytes that this network namespace has sent through an interface. All workers share the loopback."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == interface:
@@ -188,7 +188,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     task = Task(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
-    tell = speaker(task.rank)
+    tell = event_writer(task.rank)
     backend = backend_here()
     try:
         dist.init_process_group(

@@ -1,4 +1,4 @@
-"""What `thinwire compare` trains: data without a download, dealt to ranks by seed, and a model for it."""
+"""The workloads of `thinwire compare`: data without a download, dealt to ranks by seed, and a model for each."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Workload(ABC):
     optimizer_text: str
     batch_per_worker: int
     warm_up = 10  # steps over which the learning rate rises
-    held_out_batches = 4  # that a rank looks at for the loss
-    accuracy_batches = 4  # and for the accuracy
-    skew = 0.0  # share of the examples that are dealt by kind and not by chance
+    held_out_batches = 4  # of a rank, for the loss
+    accuracy_batches = 4  # of a rank, for the accuracy
+    skew = 0.0  # share of the examples that are dealt by kind and not at random
     clip: float | None = None
 
     @abstractmethod
     def model(self, *, seed: int) -> nn.Module:
-        """With the weights of this seed. Called with inputs and targets, it gives the mean loss."""
+        """The model with the weights of this seed. Called with inputs and targets, it returns the mean loss."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
@@ -66,9 +66,9 @@ class Workload(ABC):
     def count(self, *, held_out: bool = False) -> int: ...
 
     def batch(self, step: int, *, seed: int, rank: int, world_size: int) -> Batch:
-        """This rank's examples: all are shuffled once an epoch and dealt out, so that no two ranks have the same.
+        """This rank's examples. All examples are shuffled once an epoch and dealt out, so no two ranks share one.
 
-        With a skew, every rank has examples of its own instead, mostly of a few kinds, and shuffles those.
+        With a skew, every rank has its own examples, mostly of a few kinds, and shuffles those.
         """
         size = self.batch_per_worker
         if self.skew:
@@ -80,11 +80,11 @@ class Workload(ABC):
         return self.examples(_shuffled(self.count(), seed, epoch)[place : place + size])
 
     def kinds(self) -> Tensor:
-        """A number for every example: those with the same are alike. In text, neighbours are."""
+        """The kind of every example, as a number. In text, the place is the kind: neighbours are alike."""
         return torch.arange(self.count())
 
     def _shard(self, rank: int, world_size: int) -> Tensor:
-        """The numbers of the examples that are this rank's alone."""
+        """The numbers of the examples that only this rank has."""
         order = _shuffled(self.count(), 0, 0)
         by_kind = order[: int(self.skew * len(order))]
         by_kind = by_kind[torch.argsort(self.kinds()[by_kind], stable=True)]
@@ -94,7 +94,7 @@ class Workload(ABC):
         )
 
     def correct(self, net: nn.Module, batch: Batch) -> int | None:
-        """How many of a batch the model gets right, where that can be said."""
+        """How many of a batch the model gets right; None if the workload has no accuracy."""
         return None
 
     def held_out(self, *, rank: int, world_size: int, batches: int | None = None) -> Iterator[Batch]:
@@ -242,7 +242,7 @@ class CnnOnImages(_OnImages):
 
 
 def drawn_digits(count: int = 10_000, *, held_out: int = 1_000) -> Images:
-    """Digits as a clock shows them, each segment of its own strength, moved by up to one pixel, with noise.
+    """Digits of seven segments, each with its own strength, shifted by up to one pixel, with noise.
 
     >>> tuple(drawn_digits(100, held_out=10).train.shape)
     (100, 64)
@@ -278,7 +278,7 @@ WORKLOADS: Mapping[str, Callable[[str | None], Workload]] = MappingProxyType(
 def workload(name: str, *, data: str | None = None, skew: float = 0.0) -> Workload:
     """A workload by name, with its data loaded.
 
-    `skew`: from 0, every rank sees examples of all kinds, to 1, every rank has kinds of its own.
+    `skew` goes from 0, where every rank has examples of all kinds, to 1, where every rank has its own kinds.
 
     >>> workload("gtp")
     Traceback (most recent call last):

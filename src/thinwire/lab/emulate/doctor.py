@@ -1,4 +1,4 @@
-"""What this machine can do: each way to make a slow network is tried, not guessed from versions and permissions."""
+"""Tells which slow networks this machine can emulate: each way is tried, not guessed from versions and permissions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DELAYED, _LIMITED = "100mbit,1ms", "100mbit"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is there or is not: why not, and what to do about it."""
+    """One capability: whether it works, why not, and how to fix it."""
 
     name: str
     works: bool
@@ -40,7 +40,7 @@ def examine() -> list[Finding]:
 
 
 def best_method(findings: list[Finding]) -> str:
-    """One sentence: what `compare` will use here.
+    """The method that `compare` will use here, in one sentence.
 
     >>> best_method([Finding("network by our switch, over TUN", False)])
     'networks with a delay: paced inside the process, with a notice on the report'
@@ -68,11 +68,11 @@ def _networks() -> list[Finding]:
         ("network by our switch, over veth", "packet", _DELAYED, fixes["packet"]),
     ]
     found = [Finding(name, (why := _try(way, network)) is None, why or "", fix) for name, way, network, fix in tried]
-    return [*found, Finding("network paced inside the process", True, "always; nothing is emulated then")]
+    return [*found, Finding("network paced inside the process", True, "always works; nothing is emulated then")]
 
 
 def _try(way: str, network: str) -> str | None:
-    """Build such a network of two hosts; the reason if that cannot be done."""
+    """Build such a network of two hosts; returns the reason if that fails."""
     hosts = Hosts(2, parse_network(network))
     try:
         return hosts.build(way)
@@ -118,7 +118,7 @@ def _software() -> list[Finding]:
         Finding(
             "cuda", torch.cuda.is_available(), "" if torch.cuda.is_available() else "training runs on the processor"
         ),
-        Finding(f"{cores} cores", cores > 1, "", "workers share one core: times will say little about the network"),
+        Finding(f"{cores} cores", cores > 1, "", "workers share one core: step times say little about the network"),
     ]
 
 

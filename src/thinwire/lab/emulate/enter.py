@@ -1,8 +1,8 @@
-"""Becomes a command inside a host: enters its namespaces, dies with its parent, then runs the command in its place.
+"""Runs a command inside a host: enters its namespaces, ties its life to the parent, then executes the command.
 
     python -I -S launch.py thinwire.lab.emulate.enter PARENT_PID NETWORK_FD USER_FD|- -- command ...
 
-A program of its own, because code between fork and exec is unsafe in a parent with threads.
+It is a program of its own because code between fork and exec is unsafe in a parent with threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
     if network != "-":
         setns(int(network), CLONE_NEWNET)
         os.close(int(network))
-    die_with_parent(int(parent))  # last: a change of user namespace forgets it
+    die_with_parent(int(parent))  # last: a change of user namespace resets it
     try:
         os.execvp(command[0], command)
     except OSError as problem:

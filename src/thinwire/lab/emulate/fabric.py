@@ -1,8 +1,8 @@
-"""Builds the hosts and their network inside the keeper: three ways to join network namespaces.
+"""Builds the hosts and their network inside the holder process: three ways to join network namespaces.
 
-`kernel`: veth pairs on a bridge, tbf for the rate, netem for the rest. `tun`: a TUN device in each host, carried by our
-switch. `packet`: veth pairs whose outer ends our switch reads and writes as frames, for users to whom TUN is closed.
-All are made without names in the file system, and go with the keeper.
+`kernel`: veth pairs on a bridge, tbf for the rate, netem for the rest. `tun`: a TUN device in each host, served by our
+switch. `packet`: veth pairs whose outer ends our switch reads and writes as frames, for users without access to TUN.
+None of them has a name in the file system. All end with the holder process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .switch import Switch
 INTERFACE = "tw0"
 MASK = "255.255.0.0"
 _ETHERNET = 14
-# The same for all: without ARP a host sends frames to its own address, which must then be that of every other.
+# The same for all hosts: without ARP a host sends frames to its own address, so every other host must have it too.
 _HARDWARE = "02:00:00:00:00:01"
 
 
@@ -57,7 +57,7 @@ class Fabric:
         system.setns(namespace, system.CLONE_NEWNET)
 
     def _widen_buffers(self) -> None:
-        """Let one TCP stream keep a long fast line full: the usual limit is 4 MB, of which half is under way."""
+        """Let one TCP stream fill a long fast link: the usual limit is 4 MB, of which half is under way."""
         under_way = max((phase.rate_bits or 10**9) / 4 * phase.delay_seconds for phase in self.network.phases)
         most = max(8 << 20, int(6 * under_way))
         for name, usual in (("tcp_wmem", 65536), ("tcp_rmem", 131072)):
@@ -98,7 +98,7 @@ class Fabric:
         for rank, namespace in enumerate(self.hosts):
             self._go(namespace)
             ports.append(system.open_tun(INTERFACE))
-            with contextlib.suppress(OSError):  # for root only; the usual 500 packets do at moderate rates
+            with contextlib.suppress(OSError):  # for root only; the usual 500 packets are enough at moderate rates
                 self._inside[rank].queue(INTERFACE, 2000)
             self._start_inside(rank)
         self._go(self.hub)
@@ -158,12 +158,12 @@ class KernelNetwork:
         self._epoch = time.monotonic()
 
     def apply(self, phase: Phase) -> None:
-        """Sending is limited inside the host; receiving, and what happens on the way, at the hub's side of it."""
+        """Sending is limited inside the host; receiving, delay and loss at the hub's side of it."""
         mtu = self._fabric.network.mtu + _ETHERNET
         inner, outer = f"qdisc replace dev {INTERFACE} root pfifo", ["qdisc replace dev {port} root pfifo"]
         where = "root"
         if not phase.rate_only:
-            where = "parent 2:1"  # packets are delayed first and then wait for the line, as on a real way
+            where = "parent 2:1"  # packets are delayed first and then wait for the link, as on a real path
             netem = f"netem limit 100000 delay {phase.delay_seconds * 1e6:.0f}us loss {phase.loss_fraction:.8%}"
             outer = [f"qdisc replace dev {{port}} root handle 2: {netem}"]
         if phase.rate_bits is not None:

@@ -1,4 +1,4 @@
-"""Hosts on one machine, joined by a network of our making: where `compare` runs its workers."""
+"""Emulated hosts on one machine, joined by a slow network: where `compare` runs its workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Method = Literal["kernel", "switch", "paced"]
 METHODS: tuple[Method, ...] = ("kernel", "switch", "paced")
 MOST_HOSTS = 64
 
-# What the keeper is asked for, for each method, in the order of preference.
+# What the holder process is asked to build for each method, in order of preference.
 WAYS: dict[Method, tuple[str, ...]] = {"kernel": ("kernel",), "switch": ("tun", "packet"), "paced": ()}
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Hosts:
         self.measured: dict[str, float] | None = None
         self.interface = "lo"
         self._control: socket.socket | None = None
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._holder: subprocess.Popen[bytes] | None = None
         self._namespaces: list[int] = []
         self._user: int | None = None
         self._clock: int | None = None
@@ -58,11 +58,11 @@ class Hosts:
     # ----------------------------------------------------------------------------------------------------- building
 
     def build(self, way: str) -> str | None:
-        """Start a keeper; the reason if this machine does not allow it."""
+        """Start a holder process; returns the reason if this machine does not allow it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = isolated("keeper", str(os.getpid()), str(theirs.fileno()), way, str(self.count), str(self.network))
+        command = isolated("holder", str(os.getpid()), str(theirs.fileno()), way, str(self.count), str(self.network))
         with theirs:
-            keeper = self._popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            holder = self._popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         ours.settimeout(20)
         try:
             message, fds, _, _ = socket.recv_fds(ours, 65536, self.count + 1)
@@ -71,11 +71,11 @@ class Hosts:
         reply = json.loads(message) if message else {}
         if "interface" not in reply:
             ours.close()
-            keeper.kill()
-            said = (keeper.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
-            return str(reply.get("error") or (said[-1] if said else "its keeper ended without a word"))
+            holder.kill()
+            said = (holder.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
+            return str(reply.get("error") or (said[-1] if said else "the holder process gave no reason"))
         ours.settimeout(None)
-        self._control, self._keeper, self.way = ours, keeper, way
+        self._control, self._holder, self.way = ours, holder, way
         self.method = "kernel" if way == "kernel" else "switch"
         self.interface = reply["interface"]
         self._namespaces = fds[: self.count]
@@ -84,11 +84,11 @@ class Hosts:
         return None
 
     def build_paced(self) -> None:
-        """No network at all: workers slow themselves down."""
+        """No network is emulated: workers pace their own collectives."""
         self._clock = os.memfd_create("thinwire-clock")
         self.notice = (
             "The network is not emulated but computed inside each worker: collectives end when a link of this rate and "
-            "delay would have ended them, without loss, jitter or the behaviour of TCP."
+            "delay would have ended them. Loss, jitter and TCP are not modelled."
         )
 
     def _popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -112,8 +112,8 @@ class Hosts:
     ) -> subprocess.Popen[Any]:
         """Run a command inside a host, as `subprocess.Popen` does; it is killed when this program ends.
 
-        `env` is added to the environment of this program (unlike with Popen), and so are the names of the interface
-        for gloo.
+        Unlike with Popen, `env` is added to the environment of this program. The name of the interface for gloo is
+        added too.
         """
         self._check(rank)
         inherited = {**os.environ, **self._environment(), **(env or {})}
@@ -140,7 +140,7 @@ class Hosts:
             os.pwrite(self._clock, repr(time.monotonic()).encode(), 0)
 
     def facts(self) -> dict[str, float]:
-        """What the keeper tells of itself: processor seconds, packets dropped and lost, the worst lateness."""
+        """Facts of the holder process: processor seconds, packets dropped and lost, the worst lateness."""
         if self._control is None:
             return {}
         self._control.send(b"facts")
@@ -154,12 +154,12 @@ class Hosts:
     # ------------------------------------------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Kill what still runs in the hosts, and the network with it; closing again does nothing."""
+        """Kill all processes in the hosts and end the network; closing again does nothing."""
         self.end_network()
         self._starter.shutdown()
 
     def end_network(self) -> None:
-        """The same, but another network may be built."""
+        """The same, but another network can be built afterwards."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -167,17 +167,17 @@ class Hosts:
             process.wait()
         self._started.clear()
         if self._control is not None:
-            self._control.close()  # which the keeper takes as its end
+            self._control.close()  # the holder process ends then
             self._control = None
-        if self._keeper is not None:
+        if self._holder is not None:
             try:
-                self._keeper.wait(2)
+                self._holder.wait(2)
             except subprocess.TimeoutExpired:
-                self._keeper.kill()
-                self._keeper.wait()
-            if self._keeper.stderr is not None:
-                self._keeper.stderr.close()
-            self._keeper = None
+                self._holder.kill()
+                self._holder.wait()
+            if self._holder.stderr is not None:
+                self._holder.stderr.close()
+            self._holder = None
         for fd in (*self._namespaces, self._user, self._clock):
             if fd is not None:
                 os.close(fd)
@@ -191,9 +191,9 @@ def emulated_hosts(
 ) -> Iterator[Hosts]:
     """Hosts 0 to count - 1 with a network between them, until the end of the block.
 
-    Without a `method` the best that this machine allows is taken: `kernel` (veth, bridge, tbf, netem), `switch` (our
-    user-space switch) or `paced` (nothing emulated; see `hosts.notice`). With `prove` the network is measured first,
-    and EmulationError is raised if it is not what was asked for.
+    Without a `method`, the best that this machine allows is used: `kernel` (veth, bridge, tbf, netem), `switch` (our
+    user-space switch) or `paced` (nothing emulated; see `hosts.notice`). With `prove`, the network is measured first.
+    EmulationError is raised if it is not what was asked for.
 
     >>> with emulated_hosts(2, network="lan-100m", method="paced") as hosts:
     ...     hosts.method, hosts.address(1), hosts.start(1, ["true"]).wait()
@@ -202,7 +202,7 @@ def emulated_hosts(
     if not 1 <= count <= MOST_HOSTS:
         raise OptionError(f"an emulated network has 1 to {MOST_HOSTS} hosts, got {count}")
     if method is not None and method not in METHODS:
-        raise OptionError(f"{method!r} is not a way to emulate a network: choose {', '.join(METHODS)}")
+        raise OptionError(f"{method!r} is no method to emulate a network: choose {', '.join(METHODS)}")
     spec = parse_network(network) if isinstance(network, str) else network
     hosts = Hosts(count, spec)
     try:
@@ -213,7 +213,7 @@ def emulated_hosts(
 
 
 def _build(hosts: Hosts, method: Method | None, *, prove: bool) -> None:
-    from .prove import prove_network  # which needs this file
+    from .prove import prove_network  # it imports this module
 
     reasons: list[str] = []
     for candidate in METHODS if method is None else (method,):
@@ -231,7 +231,7 @@ def _build(hosts: Hosts, method: Method | None, *, prove: bool) -> None:
                 hosts.measured = prove_network(hosts) if prove else None
                 return
             except EmulationError as problem:
-                # Kernels differ in how exact they are: the switch may do better. After it there is nothing to try.
+                # Kernels differ in precision: the switch may do better. After it nothing is left to try.
                 if method is not None or candidate == "switch":
                     raise
                 _log.info("by %s: %s", way, problem)
@@ -239,5 +239,5 @@ def _build(hosts: Hosts, method: Method | None, *, prove: bool) -> None:
                 reasons.append(f"{way}: {problem}")
     raise EmulationError(
         f"this machine cannot emulate {hosts.network} with the method {method} ({'; '.join(reasons)}): "
-        "see thinwire doctor, or leave the choice of the method to thinwire"
+        "see thinwire doctor, or give no method"
     )

@@ -1,14 +1,13 @@
 """A slow network inside the process: gloo over loopback, whose collectives end when a slow link would have ended them.
 
-For machines that allow no emulated network. Each process has one link, shared by all its groups: a collective begins
-when its last rank has come and the link is free, occupies the link for the bytes of the textbook algorithm, and ends
-after the delays of its rounds. Jitter, loss and the behaviour of TCP are not there.
+For machines that allow no emulated network. Each process has one link that all its groups share. A collective begins
+when its last rank has arrived and the link is free. It occupies the link for the bytes of its schedule
+(`predict/collectives.py`) and ends after the latencies of its rounds. Jitter, loss and TCP are not modelled.
 """
 
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import queue
 import threading
@@ -24,59 +23,43 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.futures import Future
 
+from ...predict.collectives import Name, schedule
 from ...predict.spec import NetworkSpec, Phase, parse_network
 
 BACKEND = "paced"
 SPEC_VARIABLE, CLOCK_VARIABLE = "THINWIRE_PACED", "THINWIRE_PACED_CLOCK"
 
-# For n ranks and a payload of one byte: bytes through the busiest link, and rounds of delay one after the other.
-Cost = Callable[[int], tuple[float, int]]
-
-
-def _tree(n: int) -> int:
-    return math.ceil(math.log2(n)) if n > 1 else 0
-
-
-_COSTS: dict[str, Cost] = {
-    "all_reduce": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),  # ring
-    "all_gather": lambda n: (n - 1, n - 1),  # ring; the payload is what one rank gives
-    "reduce_scatter": lambda n: ((n - 1) / n, n - 1),  # ring
-    "all_to_all": lambda n: ((n - 1) / n, 1 if n > 1 else 0),  # direct
-    "broadcast": lambda n: (_tree(n), _tree(n)),  # binomial tree
-    "gather": lambda n: (n - 1, 1 if n > 1 else 0),  # the root has all of it
-    "barrier": lambda n: (0, 2 * _tree(n)),
-}
-
-# Methods of a process group: the cost, and which argument is the payload. Newer names of torch beside older ones.
-_METHODS: dict[str, tuple[str, int | None]] = {
-    "allreduce": ("all_reduce", 0),
-    "allreduce_coalesced": ("all_reduce", 0),
-    "allgather": ("all_gather", 1),
-    "allgather_coalesced": ("all_gather", 1),
-    "allgather_into_tensor_coalesced": ("all_gather", 1),
-    "all_gather_single_coalesced": ("all_gather", 1),
-    "_allgather_base": ("all_gather", 1),
-    "all_gather_single": ("all_gather", 1),
-    "reduce_scatter": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
-    "_reduce_scatter_base": ("reduce_scatter", 1),
-    "reduce_scatter_single": ("reduce_scatter", 1),
-    "alltoall": ("all_to_all", 1),
-    "alltoall_base": ("all_to_all", 1),
-    "all_to_all_single": ("all_to_all", 1),
-    "broadcast": ("broadcast", 0),
-    "reduce": ("broadcast", 0),
-    "gather": ("gather", 1),
-    "scatter": ("gather", 0),
-    "barrier": ("barrier", None),
+# Methods of a process group: the schedule that gloo follows, and which argument is the payload. Newer names of torch
+# stand beside older ones.
+_METHODS: dict[str, tuple[Name, int | None]] = {
+    "allreduce": ("ring_all_reduce", 0),
+    "allreduce_coalesced": ("ring_all_reduce", 0),
+    "allgather": ("ring_all_gather", 1),
+    "allgather_coalesced": ("ring_all_gather", 1),
+    "allgather_into_tensor_coalesced": ("ring_all_gather", 1),
+    "all_gather_single_coalesced": ("ring_all_gather", 1),
+    "_allgather_base": ("ring_all_gather", 1),
+    "all_gather_single": ("ring_all_gather", 1),
+    "reduce_scatter": ("ring_reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("ring_reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("ring_reduce_scatter", 1),
+    "_reduce_scatter_base": ("ring_reduce_scatter", 1),
+    "reduce_scatter_single": ("ring_reduce_scatter", 1),
+    "alltoall": ("direct_all_to_all", 1),
+    "alltoall_base": ("direct_all_to_all", 1),
+    "all_to_all_single": ("direct_all_to_all", 1),
+    "broadcast": ("tree_broadcast", 0),
+    "reduce": ("tree_broadcast", 0),
+    "gather": ("direct_gather", 1),
+    "scatter": ("direct_gather", 0),
+    "barrier": ("tree_barrier", None),
 }
 
 
-class Link:
-    """The line of this process: when it is free, by time.monotonic(), which all processes of a machine share.
+class PacedLink:
+    """The link of this process: when it is free, by time.monotonic(), which all processes of a machine share.
 
-    >>> link = Link(parse_network("80mbit,10ms"))  # 10 MB/s
+    >>> link = PacedLink(parse_network("80mbit,10ms"))  # 10 MB/s
     >>> end = link.occupy(begin=100.0, sent=1e6, rounds=2)
     >>> round(end, 3), round(link.occupy(begin=100.0, sent=1e6, rounds=2), 3)  # the second waits for the first
     (100.12, 100.22)
@@ -89,7 +72,7 @@ class Link:
         self._lock = threading.Lock()
 
     def phase(self, now: float) -> Phase:
-        """What holds now; the clock of a schedule is a file that the parent writes."""
+        """The phase in force now; the clock of a schedule is a file that the parent writes."""
         if self._epoch is None and self._clock is not None and len(self._network.phases) > 1:
             try:
                 text = os.pread(self._clock, 64, 0)
@@ -99,7 +82,7 @@ class Link:
         return self._network.at(0.0 if self._epoch is None else now - self._epoch)
 
     def occupy(self, *, begin: float, sent: float, rounds: int) -> float:
-        """Send so many bytes from `begin` on, or as soon as the line is free; when the last has arrived."""
+        """Send `sent` bytes from `begin` on, or as soon as the link is free; the time at which the last arrives."""
         with self._lock:
             phase = self.phase(begin)
             begin = max(begin, self._free)
@@ -107,11 +90,11 @@ class Link:
             return self._free + rounds * phase.delay_seconds
 
 
-_links: dict[str, Link] = {}
+_links: dict[str, PacedLink] = {}
 
 
 def hold_here() -> Callable[[int], float] | None:
-    """For letters between two ranks: seconds until one of so many bytes has arrived; None where the network is real."""
+    """For messages between two ranks: a function from bytes to seconds until arrival; None on a real network."""
     text = os.environ.get(SPEC_VARIABLE)
     if text is None:
         return None
@@ -134,11 +117,11 @@ def backend_here() -> str:
     return BACKEND
 
 
-def _link_here(text: str) -> Link:
+def _link_here(text: str) -> PacedLink:
     if text not in _links:
         clock = os.environ.get(CLOCK_VARIABLE, "")
         _links.clear()
-        _links[text] = Link(parse_network(text), clock=int(clock) if clock.isdigit() else None)
+        _links[text] = PacedLink(parse_network(text), clock=int(clock) if clock.isdigit() else None)
     return _links[text]
 
 
@@ -147,7 +130,7 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> PacedGrou
 
 
 class PacedWork(dist.Work):
-    """A collective under way; it has ended when the link has carried it."""
+    """A collective under way. It ends when its transfer over the link would end."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
@@ -182,7 +165,7 @@ class PacedWork(dist.Work):
         self.wait()
 
     def finish(self, carry: Callable[[], float]) -> None:
-        """Complete it at the time that `carry` returns, or with what it raises."""
+        """Complete it at the time that `carry` returns, or with the error that it raises."""
         try:
             end = carry()
             time.sleep(max(0.0, end - time.monotonic()))
@@ -193,9 +176,9 @@ class PacedWork(dist.Work):
 
 
 class PacedGroup(dist.ProcessGroup):
-    """A process group over gloo that keeps to the pace of a link."""
+    """A process group over gloo whose collectives take as long as on a slow link."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, *, link: Link) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, *, link: PacedLink) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stub knows the longer form only
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         kind, device = dist.ProcessGroup.BackendType.GLOO, torch.device("cpu")
@@ -206,7 +189,7 @@ class PacedGroup(dist.ProcessGroup):
         self._link, self._ranks = link, size
         self._order = threading.Lock()
         # Collectives of a group end in order, in one thread. Messages between two ranks may overtake each other.
-        self._collectives = _Lane()
+        self._collectives = _Worker()
 
     def getBackendName(self) -> str:  # noqa: N802  # torch calls it so
         return BACKEND
@@ -216,21 +199,21 @@ class PacedGroup(dist.ProcessGroup):
         self._gloo.shutdown()
 
     def _collective(self, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> PacedWork:
-        cost, position = _METHODS[name]
+        algorithm, position = _METHODS[name]
         payload = [] if position is None else list(_tensors(arguments[position]))
-        share, rounds = _COSTS[cost](self._ranks)
-        sent = share * sum(tensor.numel() * tensor.element_size() for tensor in payload)
+        costs = schedule(algorithm, self._ranks)
+        sent = costs.volume * _bytes(payload)
         work = PacedWork(list(_tensors(arguments[0])) if position is not None else [])
         came = torch.tensor([time.monotonic()], dtype=torch.float64)
         with self._order:
-            # When did the last rank come? All are on one machine and have one clock.
+            # When did the last rank arrive? All are on one machine and have one clock.
             last = self._gloo.allreduce([came], dist.ReduceOp.MAX)
             done = getattr(self._gloo, name)(*arguments, **options)
             kept = self._link
 
             def carry() -> float:
                 last.wait()
-                end = kept.occupy(begin=float(came), sent=sent, rounds=rounds)
+                end = kept.occupy(begin=float(came), sent=sent, rounds=costs.rounds)
                 done.wait()
                 return end
 
@@ -259,7 +242,7 @@ class PacedGroup(dist.ProcessGroup):
         def carry() -> float:
             done.wait()
             now = time.monotonic()
-            phase = self._link.phase(now)  # the line of the sender was counted there; this one is idle
+            phase = self._link.phase(now)  # the sender counted its own link; this one is idle
             taken = 0.0 if phase.rate_bits is None else 8 * _bytes(tensors) / phase.rate_bits
             return now + taken + phase.delay_seconds
 
@@ -267,9 +250,9 @@ class PacedGroup(dist.ProcessGroup):
 
     def _message(self, tensors: list[Tensor], carry: Callable[[], float]) -> PacedWork:
         work = PacedWork(list(tensors))
-        lane = _Lane()
-        lane.jobs.put(lambda: work.finish(carry))
-        lane.jobs.put(None)
+        worker = _Worker()
+        worker.jobs.put(lambda: work.finish(carry))
+        worker.jobs.put(None)
         return work
 
 
@@ -286,15 +269,15 @@ for _name in _METHODS:
         setattr(PacedGroup, _name, _paced(_name))
 
 
-class _Lane:
-    """A thread that does jobs in order, until None."""
+class _Worker:
+    """A thread that runs jobs in order, until None."""
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # A daemon: a rank that fails must be able to end while the others are missing.
         self.thread = threading.Thread(target=self._serve, name="thinwire-paced", daemon=True)
         self.thread.start()
-        _lanes.add(self)
+        _workers.add(self)
 
     def _serve(self) -> None:
         while (job := self.jobs.get()) is not None:
@@ -302,17 +285,17 @@ class _Lane:
             del job  # its tensors go now, not when the next one comes
 
 
-_lanes: weakref.WeakSet[_Lane] = weakref.WeakSet()
+_workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
 @atexit.register
 def _settle() -> None:
-    """Let the threads come to rest: one that is inside torch when Python ends would abort the process."""
-    lanes, end = list(_lanes), time.monotonic() + 2.0
-    for lane in lanes:
-        lane.jobs.put(None)
-    for lane in lanes:
-        lane.thread.join(max(0.0, end - time.monotonic()))
+    """Let the threads end: one that is inside torch when Python exits would abort the process."""
+    workers, end = list(_workers), time.monotonic() + 2.0
+    for worker in workers:
+        worker.jobs.put(None)
+    for worker in workers:
+        worker.thread.join(max(0.0, end - time.monotonic()))
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:

@@ -1,10 +1,10 @@
-"""Measures a network from inside a host: TCP streams, and small packets to and fro.
+"""Measures a network from inside a host: TCP streams for bandwidth, small packets for latency.
 
     python -I -S launch.py thinwire.lab.emulate.probe
 
-Reads orders from standard input, one a line of JSON: {"id": 1, "role": "receive", "arguments": [...]}, and carries out
-each in a thread of its own, since a host may send and receive at once. Standard library only. What it finds goes to
-standard output as lines of JSON.
+Reads orders from standard input as lines of JSON: {"id": 1, "role": "receive", "arguments": [...]}. Each runs in its
+own thread, because a host may send and receive at once. Results go to standard output as lines of JSON. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from .system import be_prompt
 
-ANSWER_SECONDS = 15.0  # more than any delay here; then something is broken
+ANSWER_SECONDS = 15.0  # longer than any delay here: after it, something is broken
 _TICK = 0.005
 
 
@@ -43,7 +43,7 @@ def receive(ready: Callable[[], None], port: int, seconds: float, skip: float) -
                 marks.append((now, total))
             if now - begin >= seconds:
                 break
-    # From the arrival of one packet to that of another: the first of them lies before the interval.
+    # From one arrival to another: the bytes of the first one came before the interval.
     if len(marks) < 2:
         return {"bytes_per_second": 0.0, "stalled": 1.0}
     (first, before), (last, after) = marks[0], marks[-1]
@@ -51,7 +51,7 @@ def receive(ready: Callable[[], None], port: int, seconds: float, skip: float) -
 
 
 def send(ready: Callable[[], None], address: str, port: int, seconds: float) -> dict[str, float]:
-    """As many bytes as TCP takes, until the receiver has seen enough."""
+    """Send as much as TCP takes, until the receiver has seen enough."""
     block = memoryview(bytes(1 << 18))
     total = 0
     with socket.create_connection((address, port), ANSWER_SECONDS) as link:
@@ -60,12 +60,12 @@ def send(ready: Callable[[], None], address: str, port: int, seconds: float) -> 
             while time.monotonic() < end:
                 total += link.send(block)
         except OSError:
-            pass  # the receiver has gone: done
+            pass  # the receiver has closed: done
         return {"sent": total}
 
 
 def echo(ready: Callable[[], None], port: int) -> dict[str, float]:
-    """Send every packet back to where it came from, until an empty one."""
+    """Return every packet to its sender, until an empty one comes."""
     answered = 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         link.bind(("0.0.0.0", port))
@@ -80,7 +80,7 @@ def echo(ready: Callable[[], None], port: int) -> dict[str, float]:
 
 
 def ping(ready: Callable[[], None], address: str, port: int, count: int) -> dict[str, float]:
-    """Half the round trip: its median, and the 10th and 90th percentile; how many came back."""
+    """Half the round trip: median, 10th and 90th percentile, and the number of answers."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         link.connect((address, port))
@@ -90,13 +90,13 @@ def ping(ready: Callable[[], None], address: str, port: int, count: int) -> dict
             link.send(number.to_bytes(4, "big"))
             try:
                 while int.from_bytes(link.recv(64), "big") != number:
-                    pass  # an answer that came too late for its own turn
+                    pass  # a late answer to an earlier packet
             except TimeoutError:
-                link.settimeout(2.0)  # lost, or a longer way than that
+                link.settimeout(2.0)  # lost, or a longer path than that
                 continue
             found.append((time.monotonic() - begin) / 2)
-            time.sleep(_TICK / 5)  # each on an idle line
-        with contextlib.suppress(OSError):  # refused once the other side has gone
+            time.sleep(_TICK / 5)  # each on an idle link
+        with contextlib.suppress(OSError):  # refused once the other side has closed
             for _ in range(5):  # the end may be lost too
                 link.send(b"")
     found.sort()
@@ -117,7 +117,7 @@ def _tell(number: int, **facts: object) -> None:
 
 
 def _obey(number: int, role: str, arguments: list[str | float]) -> None:
-    be_prompt(1)  # the network is measured, not how busy the machine is; the switch still comes first
+    be_prompt(1)  # the network is measured, not the load of the machine; the switch still has priority
     try:
         found = _ROLES[role](lambda: _tell(number, ready=True), *arguments)
     except OSError as problem:

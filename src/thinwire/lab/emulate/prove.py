@@ -1,4 +1,4 @@
-"""Measures an emulated network before it is used, and refuses one that is not what was asked for."""
+"""Measures an emulated network before it is used, and refuses it if it is not what was asked for."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from ...predict.spec import Phase
 from .hosts import Hosts, isolated
 
 RATE_TOLERANCE = 0.05
-DELAY_TOLERANCE, DELAY_SLACK = 0.10, 0.3e-3  # whichever is more; the slack is what processes need to wake up
+DELAY_TOLERANCE, DELAY_SLACK = 0.10, 0.3e-3  # whichever is larger; the slack is the time that processes need to wake up
 ATTEMPTS = 12
-_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # seconds, longer after every attempt: what else the machine does may pass
+_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # seconds, longer after every attempt: other load may pass
 _LONGEST = 3  # times the first measurement
-RING_LIMIT = 1000  # Mbit/s of all lines together that any machine should carry
+RING_LIMIT = 1000  # Mbit/s of all links together that any machine should manage
 _PORT = 20_077
 _HEADERS = 20 + 20 + 12  # IP, TCP, its time stamps
 _log = logging.getLogger(__name__)
 
 
 def prove_network(hosts: Hosts) -> dict[str, float]:
-    """What the first phase of a network was measured to be; EmulationError if that is not what was asked for.
+    """Measurements of the first phase of a network; EmulationError if they are not what was asked for.
 
-    `delay_ms`: half the round trip of small packets on an idle line, median, from host 0 to host 1. `mbit`: one TCP
-    stream from host 0 to host 1. `ring_mbit`: one from each host to the next, all at once, the slowest; it must be
-    right as well where the lines together carry at most 1 Gbit/s, and else is a notice if the machine falls short.
-    With loss the rate is a matter of TCP and luck, and is not measured. Other programs can only make a network slower,
-    so several attempts are made, with pauses.
+    `delay_ms`: median of half the round trip of small packets on an idle link, from host 0 to host 1. `mbit`: one TCP
+    stream from host 0 to host 1. `ring_mbit`: the slowest of one stream from each host to the next, all at once. Above
+    1 Gbit/s in total, a ring that is too slow is a notice and not an error. With loss, the rate depends on TCP and
+    chance and is not measured. Other programs can only slow a network down, so there are several attempts.
     """
     phase = hosts.network.phases[0]
     if hosts.count < 2 or not hosts.network.shaped:
@@ -53,7 +52,7 @@ def prove_network(hosts: Hosts) -> dict[str, float]:
 
 
 def _attempt(hosts: Hosts, prober: Prober, phase: Phase, found: dict[str, float], *, longer: int) -> str | None:
-    """Measure what was not right before; what is wrong with it, if anything."""
+    """Measure what was not right before; returns what is wrong, if anything."""
     if "delay_ms" not in found:
         delay = prober.delay(0, 1)["seconds"]
         wrong = abs(delay - phase.delay_seconds) - max(DELAY_TOLERANCE * phase.delay_seconds, DELAY_SLACK)
@@ -75,8 +74,8 @@ def _attempt(hosts: Hosts, prober: Prober, phase: Phase, found: dict[str, float]
                 together = "" if name == "mbit" else " with all hosts sending"
                 return f"measured {mbit:.1f} Mbit/s{together} where {asked:.1f} Mbit/s were asked for"
             hosts.notice = (
-                f"With all {hosts.count} hosts sending at once this machine carries {mbit:.0f} Mbit/s for each, "
-                f"where {asked:.0f} Mbit/s were asked for; one at a time they have them."
+                f"With all {hosts.count} hosts sending at once this machine manages {mbit:.0f} Mbit/s for each, "
+                f"where {asked:.0f} Mbit/s were asked for; a single stream has them."
             )
         found[name] = mbit
     return None
@@ -107,15 +106,14 @@ class Prober:
         found = self._found(source, self._order(source, "ping", self._hosts.address(target), port, count))
         if not found["answers"]:
             raise EmulationError(
-                f"the emulated network carries nothing from host {source} to host {target}: see thinwire doctor"
+                f"no packet arrives from host {source} at host {target} of the emulated network: see thinwire doctor"
             )
         return found
 
     def rates(self, *, seconds: float, skip: float, pairs: Sequence[tuple[int, int]] | None = None) -> list[float]:
-        """Bit/s on the line of one TCP stream for each pair of hosts, all at once (the ring, unless pairs are given).
+        """Bit/s on the link of one TCP stream for each pair of hosts, all at once (the ring, unless pairs are given).
 
-        Payload is what can be measured, after `skip` seconds; headers are added as the full packets of a long stream
-        have them.
+        The payload is measured, after `skip` seconds. Headers are added as the full packets of a long stream have them.
         """
         if pairs is None:
             pairs = [(rank, (rank + 1) % self._hosts.count) for rank in range(self._hosts.count)]
@@ -136,13 +134,13 @@ class Prober:
         number = next(self._orders)
         pipe = self._probes[rank].stdin
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: said when its answer is missing
+        with contextlib.suppress(BrokenPipeError):  # it has ended: reported when its answer is missing
             pipe.write(json.dumps({"id": number, "role": role, "arguments": arguments}) + "\n")
             pipe.flush()
         return number
 
     def _hear(self, rank: int, number: int, what: str) -> Any:
-        """Wait for an answer; others that come before it are kept."""
+        """Wait for one answer; others that come before it are kept."""
         pipe = self._probes[rank].stdout
         assert pipe is not None
         while (number, what) not in self._heard:

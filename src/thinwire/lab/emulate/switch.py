@@ -1,14 +1,14 @@
 """A network switch in user space: holds every packet until its time.
 
-Each host has a line to the switch with the same rate both ways. A packet leaves its host when the line is free, takes
-size / rate to be sent, travels for the delay, and arrives when the line of the receiver is free too. Nothing is counted
-in ticks: each line has the time at which it will be free, so lateness of this process does not add up.
+Each host has a link to the switch with the same rate both ways. A packet leaves its host when the link is free, takes
+size / rate to be sent, travels for the delay, and arrives when the link of the receiver is free too. Nothing is counted
+in ticks: each link has the time at which it will be free, so lateness of this process does not add up.
 
-A line that would be busy for longer than the queue holds drops what comes (tail drop). The queue holds 200 ms, eight
-times the delay, or 64 of the largest packets, whichever is most: four times the bandwidth-delay product.
+A link that would be busy for longer than its queue drops new packets (tail drop). The queue holds 200 ms, eight times
+the delay, or 64 of the largest packets, whichever is most: four times the bandwidth-delay product.
 
-Pure TCP acknowledgements do not wait behind data, as the fair queueing of a real host sees to: or else they would come
-in bunches when a host sends to one and receives from another, and TCP could not fill the line.
+Pure TCP acknowledgements do not wait behind data, as with fair queueing on a real host. Otherwise they would arrive in
+bunches when a host sends to one and receives from another, and TCP could not fill the link.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from collections.abc import Callable
 
 from ...predict.spec import NetworkSpec, Phase
 
-# What a packet needs to get here and to be handed over; it counts as part of the delay (0.1 to 0.2 ms measured).
+# Time that a packet takes to get here and to be handed over, part of the delay (0.1 to 0.2 ms measured).
 HANDLING = 0.1e-3
-# A packet that is read so soon after the line became free had been waiting for it, and this process was late.
+# A packet that is read this soon after the link became free was waiting for it, and this process was late.
 PAUSE = 2e-3
 BURST = 16  # packets read from one host before the others have a turn
 _ACK_ONLY = 0x10  # the flags of a TCP segment that only acknowledges
 
 
 class Switch:
-    """Carries packets between ports: file descriptors that give and take one IPv4 packet a call.
+    """Forwards packets between ports: file descriptors that read and write one IPv4 packet a call.
 
     `offset` is where the IP header begins. Hosts have the addresses x.x.h.l with 256 * h + l = rank + 1.
     """
@@ -73,7 +73,7 @@ class Switch:
         return None if first is None else self._epoch + first
 
     def run(self, control: int, on_control: Callable[[], bool]) -> None:
-        """Carry packets until `on_control`, called when the file descriptor `control` is readable, returns False."""
+        """Forward packets until `on_control` returns False; it is called when file descriptor `control` is readable."""
         inputs = [*self._ports, control]
         rank_of = {fd: rank for rank, fd in enumerate(self._ports)}
         due = self._due
@@ -99,7 +99,7 @@ class Switch:
             now = time.monotonic()
 
     def _take(self, source: int, fd: int, now: float) -> None:
-        """Read what a host sends and compute when each packet reaches the far end."""
+        """Read the packets of a host and compute when each reaches the other end."""
         phase, offset, byte_seconds = self._phase, self._offset, self._byte_seconds
         free = self._out_free[source]
         last = self._last[source]
@@ -123,7 +123,7 @@ class Switch:
                 continue
             free = begin + (len(packet) - offset) * byte_seconds
             if phase.loss_fraction and self._random.random() < phase.loss_fraction:
-                self.lost += 1  # it has used the line of the sender
+                self.lost += 1  # it has used the link of the sender
                 continue
             arrival = (free if free > now else now) + self._delay
             if phase.jitter_seconds:
@@ -144,8 +144,8 @@ class Switch:
         while due and due[0][0] <= now:
             at, _, target, packet, passed = heapq.heappop(due)
             if not passed:
-                # The line of the receiver carries one packet at a time; a packet that had it for itself came through
-                # while it was being sent, and is here now.
+                # The link of the receiver carries one packet at a time. If it was free, the packet passed through it
+                # while it was being sent, and has arrived now.
                 ready = in_free[target] + (len(packet) - self._offset) * self._byte_seconds
                 if ready > at:
                     if ready - at > self._queue_seconds:
@@ -164,7 +164,7 @@ class Switch:
 
 
 def _acknowledges(packet: bytes, offset: int) -> bool:
-    """Whether a TCP packet has no data and no flag but ACK: such a one may overtake others."""
+    """Whether a TCP packet has no data and only the flag ACK: then it may overtake others."""
     tcp = offset + 4 * (packet[offset] & 15)
     size = offset + 256 * packet[offset + 2] + packet[offset + 3]
     return len(packet) > tcp + 13 and packet[tcp + 13] == _ACK_ONLY and tcp + 4 * (packet[tcp + 12] >> 4) == size

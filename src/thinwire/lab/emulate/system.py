@@ -1,4 +1,4 @@
-"""The calls to Linux that Python 3.11 lacks: namespaces, network interfaces, death with the parent.
+"""Linux calls that Python 3.11 lacks: namespaces, network interfaces, death with the parent.
 
 Interfaces are configured by ioctl on a socket: a socket belongs to the network namespace it was made in, so one process
 configures many of them, and the `ip` command is not needed.
@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def _checked(result: int, what: str) -> None:
     if result < 0:
         code = ctypes.get_errno()
-        if code == errno.ENOSPC:  # its usual words speak of a disk
+        if code == errno.ENOSPC:  # its usual text is about a disk
             raise OSError(code, f"{what}: no more namespaces are allowed (sysctl user.max_net_namespaces)")
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
@@ -44,7 +44,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, kind: int) -> None:
-    """Enter the namespace that `fd` stands for."""
+    """Enter the namespace of this file descriptor."""
     _checked(_libc.setns(fd, kind), "setns")
 
 
@@ -56,8 +56,8 @@ def die_with_parent(parent: int) -> None:
 
 
 def be_prompt(priority: int) -> str:
-    """Ask for the processor as soon as there is work: real-time class, else a low nice value, else as it is."""
-    _libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns; the usual 50,000 would be half of a LAN's delay
+    """Ask for the processor as soon as there is work: real-time class, else a low nice value, else nothing."""
+    _libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns; the usual 50,000 are half of a LAN's latency
     try:
         os.sched_setscheduler(0, os.SCHED_RR | _SCHED_RESET_ON_FORK, os.sched_param(priority))
         return "real-time"
@@ -132,7 +132,7 @@ class Interfaces:
         self._ioctl(_SIOCSIFTXQLEN, name, struct.pack("i", packets))
 
     def without_offloads(self, name: str) -> None:
-        """Whole packets with finished checksums: whoever reads frames from a socket gets them as on a wire."""
+        """Send whole packets with finished checksums, so that frames read from a socket are as on a wire."""
         for command in _OFFLOADS.values():
             value = ctypes.create_string_buffer(struct.pack("II", command, 0))
             try:

@@ -1,47 +1,33 @@
-"""What `thinwire kernels` times: every kernel beside the torch code a user would write instead."""
+"""The cases of `thinwire kernels`: every kernel beside the torch code that a user would write instead."""
 
 from __future__ import annotations
 
 import functools
-import math
+import hashlib
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ... import kernels
 from ...codecs.rotated import gaussian_codebook
-from ...codecs.threshold_k import threshold_k
-from ...rng import Draw
+from .case import KEY, Case, Data
+from .select_cases import select_cases
 
-_KEY = Draw(seed=1, stream="thinwire kernels").key()
 _BLOCK = 64
-_NOTHING: Callable[[], object] = lambda: None  # noqa: E731
+_PIECE = 1 << 16  # elements of one message of several
 
 
-@dataclass(frozen=True)
-class Case:
-    """One row: what we run, what a user would write in torch, and what both must find prepared before each run."""
+class Pieces:
+    """The tensor in pieces of 65,536 elements, as exchanges send it: a row of bytes and a key for each."""
 
-    name: str
-    ours: Callable[[], object]
-    torchs: Callable[[], object]
-    moved: float  # bytes read and written per element, by us
-    density: float | None = None
-    prepare: Callable[[], object] = _NOTHING
-
-
-class Data:
-    """The tensors that the cases share, so that a run needs a few times the memory of one of them."""
-
-    def __init__(self, numel: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.x = torch.randn(numel, generator=generator)
-        self.fresh_memory = torch.randn(numel, generator=generator)
-        self.memory = self.fresh_memory.clone()
-        self.out = torch.zeros(numel)
+    def __init__(self, numel: int, block: int, bits: int, length: Callable[[int], int] = lambda numel: numel) -> None:
+        starts, longest = range(0, numel, _PIECE), length(min(numel, _PIECE))
+        self.places = [slice(start, min(start + _PIECE, numel)) for start in starts]
+        self.keys = [(KEY.fold(2 * number), KEY.fold(2 * number + 1)) for number in range(len(starts))]
+        size = 4 * kernels.blocks_of(longest, block) + kernels.packed_bytes(longest, bits)
+        self.rows = torch.empty(len(starts), size, dtype=torch.uint8)
 
 
 def quantize_cases(data: Data) -> Iterator[Case]:
@@ -57,7 +43,7 @@ def quantize_cases(data: Data) -> Iterator[Case]:
 
         def ours(step: Tensor = step, bits: int = bits, levels: int = levels, message: Tensor = message) -> Tensor:
             return kernels.quantize(
-                x, zero, 1 / step, bits=bits, top=2 * levels, offset=levels, block=0, key=_KEY, out=message
+                x, zero, 1 / step, bits=bits, top=2 * levels, offset=levels, block=0, key=KEY, out=message
             )
 
         def eager(step: Tensor = step, levels: int = levels, bits: int = bits) -> Tensor:
@@ -82,7 +68,7 @@ def quantize_cases(data: Data) -> Iterator[Case]:
     rows = x[: x.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK)
     yield Case(
         f"quantize_int8_block{_BLOCK}",
-        lambda: kernels.quantize(x, zeros, 127 / small, bits=8, top=254, offset=127, block=_BLOCK, key=_KEY, out=codes),
+        lambda: kernels.quantize(x, zeros, 127 / small, bits=8, top=254, offset=127, block=_BLOCK, key=KEY, out=codes),
         lambda: (rows * (127 / rows.abs().amax(1, keepdim=True)) + torch.rand_like(rows)).floor_().to(torch.int8),
         5 + 8 / _BLOCK,
     )
@@ -94,7 +80,15 @@ def quantize_cases(data: Data) -> Iterator[Case]:
 
     yield Case(
         f"abs_max_encode_int4_block{_BLOCK}",
-        lambda: kernels.abs_max_encode(x, steps, few, levels=7, bits=4, block=_BLOCK, key=_KEY),
+        lambda: kernels.abs_max_encode(x, steps, few, levels=7, bits=4, block=_BLOCK, key=KEY),
+        eager_abs_max,
+        4 + 4 / 8 + 4 / _BLOCK,
+    )
+    pieces = Pieces(x.numel(), _BLOCK, 4)
+    keys = [first for first, _ in pieces.keys]
+    yield Case(
+        f"abs_max_encode_rows_int4_block{_BLOCK}",
+        lambda: kernels.abs_max_encode_rows(x, pieces.places, pieces.rows, keys=keys, levels=7, bits=4, block=_BLOCK),
         eager_abs_max,
         4 + 4 / 8 + 4 / _BLOCK,
     )
@@ -132,7 +126,7 @@ def exponential_cases(data: Data) -> Iterator[Case]:
     """Rounding to powers of two, and adding such codes without decoding."""
     x, out = data.x, data.out
     scale = kernels.block_abs_max(x, block=0) * 2
-    codes = kernels.exponential_encode(x, 1 / scale, top=127, block=0, key=_KEY)
+    codes = kernels.exponential_encode(x, 1 / scale, top=127, block=0, key=KEY)
     other = codes.flip(0)
 
     def eager_encode(x: Tensor = x) -> Tensor:
@@ -148,7 +142,7 @@ def exponential_cases(data: Data) -> Iterator[Case]:
 
     yield Case(
         "exponential_encode",
-        lambda: kernels.exponential_encode(x, 1 / scale, top=127, block=0, key=_KEY),
+        lambda: kernels.exponential_encode(x, 1 / scale, top=127, block=0, key=KEY),
         eager_encode,
         5,
     )
@@ -160,7 +154,7 @@ def exponential_cases(data: Data) -> Iterator[Case]:
     )
     yield Case(
         "exponential_add",
-        lambda: kernels.exponential_add(codes, other, top=127, key=_KEY),
+        lambda: kernels.exponential_add(codes, other, top=127, key=KEY),
         eager_add,
         3,
     )
@@ -184,6 +178,8 @@ def scale_cases(data: Data) -> Iterator[Case]:
     )
     yield Case("moments", lambda: kernels.moments(x), lambda: (x.sum(), x.norm(), x.abs().max()), 4)
     yield Case("all_finite", lambda: kernels.all_finite(x), lambda: bool(x.isfinite().all()), 4)
+    yield Case("finite", lambda: kernels.finite(x), lambda: x.isfinite().all(), 4)
+    yield Case("hash64", lambda: kernels.hash64(x), lambda: hashlib.blake2b(as_bytes.numpy().data, digest_size=8), 4)
     yield Case("checksum", lambda: kernels.checksum(as_bytes), lambda: zlib.crc32(as_bytes.numpy().data), 4)
 
 
@@ -191,7 +187,7 @@ def rotation_cases(data: Data) -> Iterator[Case]:
     """The randomised Hadamard transform and the Gaussian codebook behind it."""
     x = data.x
     codebook, boundaries = gaussian_codebook(3, x.device)
-    rotated = kernels.rotate(x, key=_KEY)
+    rotated = kernels.rotate(x, key=KEY)
     scale = torch.ones(kernels.blocks_of(rotated.numel(), kernels.ROTATION))
     block = kernels.ROTATION
     packed = kernels.codebook_encode(rotated, scale, boundaries, bits=3, block=block)
@@ -201,13 +197,13 @@ def rotation_cases(data: Data) -> Iterator[Case]:
     hadamard = functools.reduce(torch.kron, [torch.tensor([[1.0, 1.0], [1.0, -1.0]])] * 10) / 32
     yield Case(
         "rotate",
-        lambda: kernels.rotate(x, key=_KEY, out=place),
+        lambda: kernels.rotate(x, key=KEY, out=place),
         lambda: (rows * (torch.randint(0, 2, (block,)) * 2 - 1)) @ hadamard,
         8,
     )
     yield Case(
         "unrotate",
-        lambda: kernels.unrotate(rotated, x.numel(), key=_KEY, out=data.out),
+        lambda: kernels.unrotate(rotated, x.numel(), key=KEY, out=data.out),
         lambda: (rows @ hadamard) * (torch.randint(0, 2, (block,)) * 2 - 1),
         8,
     )
@@ -231,7 +227,7 @@ def rotated_cases(data: Data) -> Iterator[Case]:
     codebook, boundaries = gaussian_codebook(2, x.device)
     scale = torch.empty(kernels.blocks_of(numel, kernels.ROTATION))
     codes = torch.empty(kernels.packed_bytes(numel, 2), dtype=torch.uint8)
-    keys = _KEY.fold(0), _KEY.fold(1)
+    keys = KEY.fold(0), KEY.fold(1)
     rows = x[: x.numel() // kernels.ROTATION * kernels.ROTATION].view(-1, kernels.ROTATION)
     hadamard = functools.reduce(torch.kron, [torch.tensor([[1.0, 1.0], [1.0, -1.0]])] * 10) / 32
     signs = torch.randint(0, 2, (kernels.ROTATION,)) * 2 - 1
@@ -256,79 +252,18 @@ def rotated_cases(data: Data) -> Iterator[Case]:
         eager_add,
         8 + 2 / 8,
     )
+    pieces = Pieces(x.numel(), kernels.ROTATION, 2, kernels.rotated_numel)
 
+    def encode_rows() -> None:
+        tables = {"codebook": codebook, "boundaries": boundaries}
+        kernels.rotated_encode_rows(x, pieces.places, pieces.rows, keys=pieces.keys, **tables, bits=2)
 
-def select_cases(data: Data, density: float) -> Iterator[Case]:
-    """Error feedback, selection and compaction in one pass, and what stands around it."""
-    x, memory, numel = data.x, data.memory, data.x.numel()
-    k = max(1, round(density * numel))
-    gradient = x * 1e-3
-    quantile = math.sqrt(2) * float(torch.erfinv(torch.tensor(1.0 - density, dtype=torch.float64)))
-    threshold = quantile * math.sqrt(1 + 1e-6)  # memory and gradient are independent Gaussians
-    capacity = math.ceil(1.2 * k) + 64
+    def add_rows() -> None:
+        kernels.rotated_add_rows(pieces.rows, pieces.places, data.out, keys=pieces.keys, codebook=codebook, bits=2)
 
-    def refresh() -> None:
-        memory.copy_(data.fresh_memory)
-
-    def ours() -> object:
-        return kernels.select_ef(memory, gradient, threshold, capacity=capacity)
-
-    def eager() -> object:
-        memory.add_(gradient)
-        indices = torch.topk(memory.abs(), k, sorted=False).indices
-        values = memory[indices]
-        memory[indices] = 0.0
-        return values
-
-    def checked() -> object:
-        return kernels.all_finite(gradient) and ours()
-
-    codec = threshold_k(density)
-    state = codec.new_state()
-    refresh()
-    codec._select_remembering(memory, gradient, _KEY, state)
-    steady = dict(state)
-
-    def whole() -> object:
-        return codec._select_remembering(memory, gradient, _KEY, dict(steady))
-
-    refresh()
-    chosen = ours()
-    assert isinstance(chosen, kernels.Selection)
-    positions = chosen.indices.to(torch.int64)
-    moved = 12 + 8 * density
-    yield Case("select_ef", ours, eager, moved, density, refresh)
-    yield Case("select_ef_checked", checked, eager, moved + 4, density, refresh)
-    yield Case("threshold_k_step", whole, eager, moved, density, refresh)
-    wide = kernels.select(x, 0.9 * threshold, capacity=numel)
-    yield Case(
-        "select",
-        lambda: kernels.select(x, threshold, capacity=capacity),
-        lambda: x[(x.abs() > threshold).nonzero().view(-1)],
-        4 + 8 * density,
-        density,
-    )
-    yield Case(
-        "keep_largest",
-        lambda: kernels.keep_largest(wide.values, wide.indices, k=k, threshold=0.9 * threshold),
-        lambda: torch.topk(wide.values.abs(), min(k, wide.values.numel()), sorted=False),
-        8 * density,
-        density,
-    )
-    yield Case(
-        "threshold_count",
-        lambda: kernels.threshold_count(x, threshold),
-        lambda: int((x.abs() > threshold).sum()),
-        4,
-        density,
-    )
-    yield Case(
-        "scatter_add",
-        lambda: kernels.scatter_add(data.out, chosen.indices, chosen.values),
-        lambda: data.out.index_add_(0, positions, chosen.values),
-        16 * density,
-        density,
-    )
+    encode_rows()
+    yield Case("rotated_encode_rows_2bit", encode_rows, eager_encode, 4 + 2 / 8)
+    yield Case("rotated_add_rows_2bit", add_rows, eager_add, 8 + 2 / 8)
 
 
 _GROUPS = (quantize_cases, packing_cases, exponential_cases, scale_cases, rotation_cases, rotated_cases)

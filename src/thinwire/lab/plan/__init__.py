@@ -1,1 +1,1 @@
-"""Predict, then prove: what a step will take on a network, and which recipe is worth it."""
+"""`thinwire plan` and `thinwire probe`: predicted step times, the recipe that pays, and measured networks."""

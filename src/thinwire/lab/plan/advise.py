@@ -1,4 +1,4 @@
-"""Will compression pay, which recipe, by how much, how sure, and why: all recipes predicted, and words for them."""
+"""Advice before training: whether compression pays, with which recipe, by how much, how sure, and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...codecs.base import Shape
-from ...codecs.low_rank import LowRank
 from ...errors import ThinwireError
 from ...predict.cost import TORCHS_OWN, Prediction, predict
 from ...predict.devices import Device
@@ -18,10 +17,10 @@ from ...predict.workload import Profile
 from ...recipe.compose import Recipe, parse
 from ...recipe.presets import PRESETS
 
-WORTH = 1.05  # a recipe must be predicted so much faster than plain DDP to be advised
-CLOSE = 1.05  # within this of the quickest, fewer errors decide
+WORTH = 1.05  # a recipe is advised from this predicted speed-up over plain DDP on
+CLOSE = 1.05  # of recipes within this factor of the fastest, the most exact one is advised
 _BEST = 3
-_PAYS_IN_STEPS = 0.6  # of what is saved: a biased or coarse recipe may need that many more steps
+_PAYS_IN_STEPS = 0.6  # progress of a step that is assumed of a biased recipe
 RECIPES = ("ddp", "torch-fp16", *(name for name in PRESETS if name != "dense"))
 
 
@@ -31,7 +30,7 @@ class Row:
 
     recipe: str
     prediction: Prediction
-    price: str  # what it costs in progress, by theory
+    price: str  # its cost in progress, by theory
     exactness: float  # 1 for what DDP does, less the coarser it is: 1 / (1 + omega), or delta
     biased: bool
     speedup: float  # over plain DDP, per step
@@ -52,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """All recipes, quickest first; what is advised, and the words for it."""
+    """All recipes, fastest first; the advised one, and the reasons in words."""
 
     rows: tuple[Row, ...]
     advised: Row
@@ -67,7 +66,7 @@ class Plan:
 
     @property
     def marked(self) -> tuple[str, ...]:
-        """The best few: the advised one first."""
+        """The best three, the advised one first."""
         others = [row.recipe for row in self.rows if row.recipe != self.advised.recipe]
         return (self.advised.recipe, *others[: _BEST - 1])
 
@@ -121,7 +120,7 @@ def make_plan(
 
 
 def _advised(rows: Sequence[Row], plain: Row) -> Row:
-    """The least time to the same progress: unbiased rows by their step time, biased ones only if far quicker."""
+    """The least time to the same progress: unbiased rows by step time, biased ones only if they are far faster."""
     worth = [row for row in rows if row.speedup >= WORTH and not row.biased]
     if worth:
         quickest = worth[0].prediction.step
@@ -140,7 +139,7 @@ def _row(name: str, prediction: Prediction, dense: Prediction, profile: Profile,
 def statistical_price(
     name: str, numel: int, *, workers: int = 4, shape: Shape | None = None
 ) -> tuple[str, float, bool]:
-    """What a recipe costs in progress by theory, as words and as a number, and whether it is biased.
+    """The cost of a recipe in progress by theory, in words and as a number, and whether it is biased.
 
     >>> statistical_price("two-shot-4", 1 << 20)[0]
     'unbiased, variance 0.013 |g|^2 in the mean'
@@ -160,7 +159,7 @@ def statistical_price(
         kept = later if recipe.memory is not None else ""
         word = "unbiased, " if recipe.memory is None else ""
         return f"{word}variance {variance:.3f} |g|^2 in the mean{kept}", 1 / (1 + variance), False
-    delta = recipe.codec.delta(numel, shape=shape) if isinstance(recipe.codec, LowRank) else recipe.codec.delta(numel)
+    delta = recipe.codec.delta(numel, shape=shape)
     if delta:
         return f"biased, keeps at least {100 * delta:.2f} % of |u|^2 a step{later}", delta, True
     return f"biased, without a bound for one step{later}", 0.0, True
@@ -171,35 +170,33 @@ def _is_rounding(recipe: Recipe) -> bool:
 
 
 def _why(advised: Row, plain: Row, workers: int) -> str:
-    """In words, with the numbers that decide."""
+    """The reason in words, with the numbers that decide."""
     dense, best = plain.prediction, advised.prediction
     first = (
-        f"With {workers} workers, plain DDP takes {_time(dense.step)} a step, of which {_time(dense.compute)} are "
-        f"computing; its messages take {_time(dense.exchange)}, {_time(dense.exposed)} of it beyond computing."
+        f"With {workers} workers, plain DDP takes {_time(dense.step)} a step: {_time(dense.compute)} of computing and "
+        f"{_time(dense.exposed)} of exposed communication (its messages take {_time(dense.exchange)})."
     )
     if advised is plain:
-        return f"{first} Compressing would save less of that than it costs."
+        return f"{first} Compression would save less than it costs."
     return (
         f"{first} {advised.recipe} sends {_bytes(best.sent_bytes)} instead of {_bytes(dense.sent_bytes)}: its messages "
-        f"take {_time(best.exchange)} and compressing {_time(best.coding)}, which makes {_time(best.step)} a step."
+        f"take {_time(best.exchange)}, compression takes {_time(best.coding)}, a step takes {_time(best.step)}."
     )
 
 
 def _sure(profile: Profile, network: NetworkModel, device: Device) -> str:
-    """How far the numbers can be trusted, by where they come from."""
+    """How far to trust the numbers, by their source."""
     said = []
     if network.measured:
         worst = max(fit.error for fit in network.fits.values())
-        said.append(
-            f"the network was measured between {network.ranks} ranks (its lines are off by {worst:.0%} or less)"
-        )
+        said.append(f"the network was measured between {network.ranks} ranks (fitted within {worst:.0%})")
     else:
-        said.append("the network is a line by the book: probe it to know how gloo or NCCL really do")
+        said.append("the network is priced by the book: probe it to know what gloo or NCCL really take")
     said.append("the step was measured here" if profile.measured else "the step time was given")
     said.append(
         f"the speed of {device.name} is from its data sheet, not measured"
         if device.stated
-        else "compressing was timed on this machine"
+        else "compression was timed on this machine"
     )
     return f"How sure: {'; '.join(said)}."
 

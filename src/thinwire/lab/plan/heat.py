@@ -1,8 +1,7 @@
-"""What if: the advised recipe and its speed-up over numbers of workers and networks, as a map."""
+"""A map of plans: the advised recipe and its speed-up over numbers of workers and networks."""
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Sequence
@@ -14,11 +13,14 @@ from ...predict.devices import Device
 from ...predict.network import NetworkModel
 from ...predict.spec import FASTEST, SLOWEST, parse_network
 from ...predict.workload import Profile
+from ..draw.markup import escape, tag
+from ..draw.page import asset, document
+from ..draw.palette import SHADES
 from .advise import RECIPES, make_plan
 
 _MOST_CELLS = 200
-_COLOURS = ("#e8eef2", "#cfe3ea", "#a9d0dc", "#7ab6c9", "#4d97b1", "#2c7894", "#175a75")  # up to 1.05, 1.5, 2, 4, ...
-_STEPS = (1.05, 1.5, 2.0, 4.0, 8.0, 16.0)
+_STEPS = (1.05, 1.5, 2.0, 4.0, 8.0, 16.0)  # speed-ups at which the shade of a cell changes
+_DARK = 4  # the shade from which on text is white
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def networks_between(text: str) -> tuple[str, ...]:
 
 
 def _rate(bits: float) -> str:
-    """Two digits, as people say it."""
+    """A rate in two digits."""
     unit, size = next(pair for pair in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)) if bits >= 0.999 * pair[1])
     rounded = float(f"{bits / size:.2g}")
     return f"{rounded:g}{unit}"
@@ -116,19 +118,19 @@ def make_heat(
     base: NetworkModel | None = None,
     recipes: Sequence[str] = RECIPES,
 ) -> Heat:
-    """A plan for every cell. `base` is the one network, where it was measured."""
+    """A plan for every cell. `base` is the network, if it was measured."""
     if len(networks) * len(workers) > _MOST_CELLS:
         raise OptionError(f"a map has at most {_MOST_CELLS} cells: narrow --workers or --network")
-    lines = []
+    rows = []
     for text in networks:
         network = base or NetworkModel.named(text)
-        line = []
+        row = []
         for count in workers:
             plan = make_plan(profile, network, device, workers=count, recipes=recipes)
             best = plan.advised
-            line.append(Cell(count, text, best.recipe, best.speedup, best.prediction.step))
-        lines.append(tuple(line))
-    return Heat(tuple(workers), tuple(networks), tuple(lines))
+            row.append(Cell(count, text, best.recipe, best.speedup, best.prediction.step))
+        rows.append(tuple(row))
+    return Heat(tuple(workers), tuple(networks), tuple(rows))
 
 
 def as_text(heat: Heat) -> str:
@@ -146,38 +148,24 @@ def as_text(heat: Heat) -> str:
 
 
 def as_html(heat: Heat, *, title: str, notes: Sequence[str] = ()) -> str:
-    """One page without scripts; the darker, the more is gained."""
-    heads = "".join(f"<th scope='col'>{count}</th>" for count in heat.workers)
-    body = []
-    for name, cells in zip(heat.networks, heat.cells, strict=True):
-        row = "".join(_html_cell(cell) for cell in cells)
-        body.append(f"<tr><th scope='row'>{html.escape(name)}</th>{row}</tr>")
-    said = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
-    return (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><main><h1>{html.escape(title)}</h1>{said}"
-        f"<div class='scroll'><table><caption>Advised recipe and speed-up over plain DDP, a step</caption>"
-        f"<thead><tr><th scope='col'>network, workers</th>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-        "</div></main></html>\n"
-    )
+    """One page without a script; a darker cell gains more."""
+    heads = "".join(tag("th", f"{count}", scope="col") for count in ("network, workers", *heat.workers))
+    rows = [
+        tag("tr", tag("th", escape(name), scope="row") + "".join(map(_html_cell, cells)))
+        for name, cells in zip(heat.networks, heat.cells, strict=True)
+    ]
+    caption = tag("caption", "Advised recipe and speed-up over plain DDP, a step")
+    table = tag("table", caption + tag("thead", tag("tr", heads)) + tag("tbody", "".join(rows)), class_="map")
+    words = "".join(tag("p", escape(note), class_="lead") for note in notes)
+    body = tag("main", tag("h1", escape(title)) + words + tag("div", table, class_="scroll", tabindex=0))
+    return document(body, title=title, style=asset(__package__, "map.css"))
 
 
 def _html_cell(cell: Cell) -> str:
     shade = sum(cell.speedup > step for step in _STEPS)
-    ink = "#fff" if shade >= 4 else "#12262f"
-    return (
-        f"<td style='background:{_COLOURS[shade]};color:{ink}'><b>{cell.speedup:.1f}x</b> "
-        f"<span>{html.escape(cell.recipe)}</span><small>{1e3 * cell.step:,.0f} ms</small></td>"
-    )
-
-
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;color:#12262f;background:#fff;margin:0}"
-    "main{max-width:72rem;margin:0 auto;padding:2rem 1rem}h1{font-size:1.5rem}"
-    ".scroll{overflow-x:auto}table{border-collapse:separate;border-spacing:3px}"
-    "caption{text-align:left;padding:.5rem 0;color:#4a6470}"
-    "th{font-weight:600;text-align:left;padding:.3rem .6rem;white-space:nowrap}"
-    "td{padding:.45rem .6rem;border-radius:4px;white-space:nowrap}td b,td span,td small{display:block}"
-    "td small{opacity:.8}"
-    "@media(prefers-color-scheme:dark){body{background:#10191e;color:#dbe7ec}caption{color:#9db4bf}}"
-)
+    ink = "#fff" if shade >= _DARK else "#12262f"
+    words = tag("b", f"{cell.speedup:.1f}x") + " " + tag("span", escape(cell.recipe))
+    return tag(
+        "td", words + tag("small", f"{1e3 * cell.step:,.0f} ms"), class_="cell",
+        style=f"background:{SHADES[shade]};color:{ink}",
+    )  # fmt: skip

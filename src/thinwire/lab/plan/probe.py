@@ -1,7 +1,7 @@
-"""`thinwire probe`: times every collective over sizes, on ranks that are there or on hosts that are emulated.
+"""`thinwire probe`: times every collective over sizes, on running ranks or on emulated hosts.
 
-Measured as training uses them: after a pause, in which TCP may forget how fast the line was, one message at a time.
-The first round goes through all sizes that fit into the time, further ones through the quick ones again.
+Collectives are measured as training uses them: one message at a time, after a pause in which TCP may fall back to slow
+start. The first round goes through all sizes that fit into the time, further rounds through the fast ones again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,26 @@ from ...comm.communicator import Communicator, joined
 from ...comm.network import SMALL_SUM
 from ...errors import OptionError
 from ...exchange.script import Collective
+from ...predict.collectives import Link, hops
 from ...predict.fit import fit_line
-from ...predict.network import COLLECTIVES, Fit, NetworkModel, hops
-from ...predict.textbook import Line
-from ..emulate.crew import crew_events, meeting_point, speaker
+from ...predict.network import COLLECTIVES, Fit, NetworkModel
 from ..emulate.hosts import Method, emulated_hosts
 from ..emulate.paced import backend_here
+from ..emulate.processes import event_writer, process_events, rendezvous
 
 SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
-FEW_SIZES = (1 << 10, 16 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # what a comparison can wait for
-_SHORT_PAUSE, _LONG_PAUSE = 0.03, 0.22  # seconds between two messages, as computing makes them
-_LONG_TRIP = 4e-3  # seconds of a message to a neighbour from which on it matters that TCP begins slowly
-_ROUNDS = 5  # over all sizes, so that a busy moment of the machine hurts none alone
+FEW_SIZES = (
+    1 << 10,
+    16 << 10,
+    128 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+)  # for a comparison
+_SHORT_PAUSE, _LONG_PAUSE = 0.03, 0.22  # seconds between two messages, as between two steps of training
+_LONG_TRIP = 4e-3  # seconds of a small message from which on the slow start of TCP matters
+_ROUNDS = 5  # over all sizes, so that a busy moment of the machine hurts no single size
 _WORTH_REPEATING = 0.4  # seconds
 _PAIR_SIZES = (1 << 10, 256 << 10, 2 << 20)
 
@@ -59,7 +67,7 @@ def measure(
         for collective in COLLECTIVES
         if collective != "small_sum" or size <= SMALL_SUM
     ]
-    for collective in COLLECTIVES:  # the first message of a kind opens connections
+    for collective in COLLECTIVES:  # the first message of each kind opens connections
         _operation(comm, collective, sizes[0], device)()
     begin, found = time.perf_counter(), dict[tuple[Collective, int], list[float]]()
     for number in range(_ROUNDS):
@@ -75,7 +83,7 @@ def measure(
     fits = {collective: Fit.through(collective, timed) for collective, timed in points.items() if len(timed) >= 2}
     between = _pairs(comm, device) if pairs else {}
     tell("done", 1, 1)
-    return NetworkModel("measured", _line_of(fits, comm.world_size), comm.world_size, fits, pairs=between)
+    return NetworkModel("measured", _link_of(fits, comm.world_size), comm.world_size, fits, pairs=between)
 
 
 def _written(size: int) -> str:
@@ -83,7 +91,7 @@ def _written(size: int) -> str:
 
 
 def _expected(found: dict[tuple[Collective, int], list[float]], collective: Collective, size: int) -> float:
-    """Seconds that a message will take: as before, or on the line through the two sizes before it."""
+    """Expected seconds of a message: as before, or extrapolated from the two largest sizes so far."""
     if (collective, size) in found:
         return statistics.median(found[collective, size])
     known = [(float(at), taken[0]) for (kind, at), taken in found.items() if kind == collective]
@@ -96,14 +104,14 @@ def _expected(found: dict[tuple[Collective, int], list[float]], collective: Coll
 def _goes(comm: Communicator, expected: float, device: torch.device, *, left: float, first: bool) -> bool:
     """Whether there is time for it: rank 0 decides. After the first round, long messages are not repeated.
 
-    The first two sizes are always measured: there is no line through fewer.
+    The first two sizes are always measured: fewer determine no latency and rate.
     """
     goes = expected == 0.0 or (expected < left and (first or expected < _WORTH_REPEATING))
     return bool(comm.broadcast(torch.tensor([int(goes)], device=device), source=0))
 
 
 def _pause(small: Sequence[float]) -> float:
-    """Before a message. On a long line it is as long as a step: then TCP begins slowly again, as in training."""
+    """The pause before a message. On a long link it is as long as a step, so that TCP starts slowly as in training."""
     trip = statistics.median(small)
     return _SHORT_PAUSE if trip < _LONG_TRIP else _LONG_PAUSE + 3 * trip
 
@@ -141,14 +149,14 @@ def _operation(comm: Communicator, collective: Collective, size: int, device: to
     return lambda: comm.swap({(comm.rank + 1) % n: tensor}, {(comm.rank - 1) % n: came})
 
 
-def _pairs(comm: Communicator, device: torch.device) -> dict[str, Line]:
-    """Every two ranks alone, while the others wait."""
+def _pairs(comm: Communicator, device: torch.device) -> dict[str, Link]:
+    """The link between every two ranks, while the others wait."""
     found = {}
     for one in range(comm.world_size):
         for other in range(one + 1, comm.world_size):
             points = [(float(size), _between(comm, one, other, size, device)) for size in _PAIR_SIZES]
             latency, byte_seconds = fit_line(points)
-            found[f"{one}-{other}"] = Line(latency, max(byte_seconds, 1e-15))
+            found[f"{one}-{other}"] = Link(latency, max(byte_seconds, 1e-15))
     return found
 
 
@@ -166,12 +174,12 @@ def _between(comm: Communicator, one: int, other: int, size: int, device: torch.
     return statistics.median(told)
 
 
-def _line_of(fits: dict[Collective, Fit], ranks: int) -> Line:
-    """One line for the whole: latency from the smallest messages, rate from the largest, of what needs no algorithm."""
+def _link_of(fits: dict[Collective, Fit], ranks: int) -> Link:
+    """One link for the whole network: latency of the smallest and rate of the largest messages to a neighbour."""
     fit = fits.get("swap") or next(iter(fits.values()))
     trips, times = hops(fit.collective, fit.points[-1][0], ranks)
     small, large = fit.regimes[0], fit.regimes[-1]
-    return Line(small.latency / trips, max(large.byte_seconds / times, 1e-15))
+    return Link(small.latency / trips, max(large.byte_seconds / times, 1e-15))
 
 
 # --------------------------------------------------------------------------------------------- on emulated hosts
@@ -179,7 +187,7 @@ def _line_of(fits: dict[Collective, Fit], ranks: int) -> Line:
 
 @dataclass(frozen=True)
 class Task:
-    """What every process is told."""
+    """The task of every process."""
 
     meet_at: str
     world_size: int
@@ -200,12 +208,14 @@ def probe_emulated(
     pairs: bool = False,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> NetworkModel:
-    """A network that this machine emulates, measured by as many processes."""
+    """An emulated network, measured by one process on each host."""
     if workers < 2:
         raise OptionError(f"a network has at least two ends: probe with 2 workers or more, not {workers}")
     with emulated_hosts(workers, network=network, method=method) as hosts:
-        task = Task(meeting_point(hosts), workers, seconds, pairs)
-        events = crew_events(hosts, __name__, lambda rank: replace(task, rank=rank).as_text(), after="nothing is kept")
+        task = Task(rendezvous(hosts), workers, seconds, pairs)
+        events = process_events(
+            hosts, __name__, lambda rank: replace(task, rank=rank).as_text(), after="nothing is kept"
+        )
         told = _watched(events, on_event)
         about = f"emulated {network} ({hosts.method}), {workers} workers"
     return replace(NetworkModel.from_dict(told), name=network, about=about)
@@ -225,7 +235,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     task = Task(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
-    tell = speaker(task.rank)
+    tell = event_writer(task.rank)
     try:
         with joined(backend_here(), meet_at=task.meet_at, rank=task.rank, world_size=task.world_size) as comm:
             found = measure(

@@ -1,6 +1,6 @@
-"""The report of `thinwire compare`: one HTML file that needs nothing else.
+"""The report of `thinwire compare` and `thinwire simulate`: one HTML file that needs nothing else.
 
-Python writes every stated number, the tables and the bars; the script in it draws the curves and makes things move.
+Python writes all numbers, tables, bars and small drawings. The script draws the loss curves and reacts to the reader.
 """
 
 from .page import render_report, write_report

@@ -1,6 +1,6 @@
-"""The bars of the report, as HTML: where a step's time goes, and how many bytes it sends.
+"""The bars of the report as HTML: the time of a step by part, and the bytes that it sends.
 
-Lengths are style variables, so the same markup serves every width, zooms without a redraw, and needs no script.
+Lengths are style variables. The same markup serves every width and zooms without a redraw.
 """
 
 from __future__ import annotations
@@ -9,39 +9,40 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import figures
-from .markup import escape, tag
+from ..draw import numbers
+from ..draw.axis import Axis
+from ..draw.markup import escape, tag
 
 WORK = ("compute", "encode", "exchange", "decode")
 PARTS = (*WORK, "exposed", "whole")
 
 
 def breakdown(rows: Sequence[Mapping[str, Any]], *, no_communication_ms: Any) -> str:
-    """Two bars a recipe: all its work in a row, and the step as it was, which is compute and exposed communication.
+    """Two bars a recipe: all of its work in a row, and the measured step as compute and exposed communication.
 
     >>> row = {"recipe": "bf16", "step_ms": 200.0, "breakdown": {"compute_ms": 150.0, "exposed_ms": 50.0}}
     >>> page = breakdown([row], no_communication_ms=150.0)
     >>> 'data-part="exposed" data-value="50.0"' in page, 'class="limit"' in page
     (True, True)
     """
-    limit = figures.number(no_communication_ms)
+    limit = numbers.number(no_communication_ms)
     drawn = [(row, _work(row), _step(row)) for row in rows]
     lengths = [sum(value for _, value in bar) for _, work, step in drawn for bar in (work, step)]
     most = max([*lengths, limit or 0.0])
     if most <= 0:
         return tag("p", "No step was timed.", class_="empty")
-    # DDP is often ten times slower than the rest: the second scale shows the rest.
+    # DDP is often ten times slower than the rest. The second scale shows the rest.
     steps = sorted(length for length in (sum(value for _, value in step) for _, _, step in drawn) if length > 0)
     near = min(most, 1.15 * max([*(steps[: (len(steps) + 1) // 2]), 2 * (limit or 0.0)]))
     lines = [_line(row, _bar("work", work, row) + _bar("step", step, row)) for row, work, step in drawn]
     mark = ""
     if limit:
-        words = f"no communication {figures.milliseconds(no_communication_ms, unit=True)}"
+        words = f"no communication {numbers.milliseconds(no_communication_ms, unit=True)}"
         mark = tag(
-            "div", tag("span", escape(words)), class_="limit", data_value=figures.exact(no_communication_ms),
+            "div", tag("span", escape(words)), class_="limit", data_value=numbers.exact(no_communication_ms),
             style=f"--at:{limit:.6g}",
         )  # fmt: skip
-    axes = _axis(_round_ticks(most), "all", "ms") + (_axis(_round_ticks(near), "near", "ms") if near < most else "")
+    axes = _scale(_from_zero(most), "all", "ms") + (_scale(_from_zero(near), "near", "ms") if near < most else "")
     plot = tag("div", axes + mark, class_="plot", aria_hidden="true")
     style = f"--most:{most * 1.02:.6g};--all:{most * 1.02:.6g};--near:{near:.6g}"
     zoom = " zooms" if near < most * 0.7 else ""
@@ -49,20 +50,20 @@ def breakdown(rows: Sequence[Mapping[str, Any]], *, no_communication_ms: Any) ->
 
 
 def _work(row: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Compute, encode, exchange and decode, where at least one of the last three was measured."""
+    """Compute, encode, exchange and decode, if at least one of the last three was measured."""
     parts = row.get("breakdown") or {}
-    found = [(part, figures.number(parts.get(f"{part}_ms"))) for part in WORK]
+    found = [(part, numbers.number(parts.get(f"{part}_ms"))) for part in WORK]
     known = [(part, value) for part, value in found if value is not None]
     return known if any(part != "compute" for part, _ in known) else []
 
 
 def _step(row: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The step as compute and exposed; in one piece where it was not split."""
+    """The step as compute and exposed; as a whole if it was not split."""
     parts = row.get("breakdown") or {}
-    compute, exposed = figures.number(parts.get("compute_ms")), figures.number(parts.get("exposed_ms"))
+    compute, exposed = numbers.number(parts.get("compute_ms")), numbers.number(parts.get("exposed_ms"))
     if compute is not None and exposed is not None:
         return [("compute", compute), ("exposed", exposed)]
-    whole = figures.number(row.get("step_ms"))
+    whole = numbers.number(row.get("step_ms"))
     return [] if whole is None else [("whole", whole)]
 
 
@@ -73,7 +74,7 @@ def _bar(kind: str, parts: Sequence[tuple[str, float]], row: Mapping[str, Any]) 
     pieces, said = [], []
     for part, value in parts:
         raw = row.get("step_ms") if part == "whole" else breakdown.get(f"{part}_ms")
-        words = f"{'step, not split' if part == 'whole' else part} {figures.milliseconds(raw, unit=True)}"
+        words = f"{'step, not split' if part == 'whole' else part} {numbers.milliseconds(raw, unit=True)}"
         said.append(words)
         pieces.append(
             tag(
@@ -81,7 +82,7 @@ def _bar(kind: str, parts: Sequence[tuple[str, float]], row: Mapping[str, Any]) 
                 "",
                 class_=f"part {part}",
                 data_part=part,
-                data_value=figures.exact(raw),
+                data_value=numbers.exact(raw),
                 data_said=f"{row.get('recipe')}: {words}",
                 style=f"--long:{max(value, 0):.6g}",
             )
@@ -92,7 +93,7 @@ def _bar(kind: str, parts: Sequence[tuple[str, float]], row: Mapping[str, Any]) 
 
 def _line(row: Mapping[str, Any], bars: str) -> str:
     value = row.get("step_ms")
-    told = tag("span", figures.milliseconds(value, unit=True), class_="told", data_value=figures.exact(value))
+    told = tag("span", numbers.milliseconds(value, unit=True), class_="told", data_value=numbers.exact(value))
     inside = bars or tag("small", escape(row.get("status") or "not measured"), class_="none")
     name = tag("span", escape(row.get("recipe")), class_="name")
     return tag("div", name + tag("div", inside, class_="track") + told, class_="line", data_recipe=row.get("recipe"))
@@ -104,7 +105,7 @@ def bytes_bars(rows: Sequence[Mapping[str, Any]], styles: Sequence[Mapping[str, 
     >>> 'data-value="1500000"' in bytes_bars([{"recipe": "bf16", "bytes_per_step": 1500000}], [{"colour": "s0"}])
     True
     """
-    sizes = [found for row in rows if (found := figures.number(row.get("bytes_per_step"))) is not None and found > 0]
+    sizes = [found for row in rows if (found := numbers.number(row.get("bytes_per_step"))) is not None and found > 0]
     if not sizes:
         return tag("p", "No bytes were counted.", class_="empty")
     low = math.ceil(math.log10(min(sizes))) - 1
@@ -113,15 +114,15 @@ def bytes_bars(rows: Sequence[Mapping[str, Any]], styles: Sequence[Mapping[str, 
     lines = []
     for row, style in zip(rows, styles, strict=True):
         value = row.get("bytes_per_step")
-        found = figures.number(value)
+        found = numbers.number(value)
         long = math.log10(found) - low if found is not None and found > 0 else 0.0
-        told = tag("span", figures.size(value), class_="told", data_value=figures.exact(value))
-        said = f"{row.get('recipe')}: {figures.size(value)} per step"
+        told = tag("span", numbers.size(value), class_="told", data_value=numbers.exact(value))
+        said = f"{row.get('recipe')}: {numbers.size(value)} per step"
         piece = tag("i", "", class_=f"part {style['colour']}", data_said=said, style=f"--long:{max(long, 0):.5f}")
         bar = tag("div", piece, class_="bar step", role="img", aria_label=said)
         name = tag("span", escape(row.get("recipe")), class_="name")
         lines.append(tag("div", name + tag("div", bar, class_="track") + told, class_="line"))
-    plot = tag("div", _axis(ticks, "all", ""), class_="plot", aria_hidden="true")
+    plot = tag("div", _scale(ticks, "all", ""), class_="plot", aria_hidden="true")
     return tag("div", plot + "".join(lines), class_="bars", id="bytes", style=f"--most:{high - low:.5f}")
 
 
@@ -131,23 +132,20 @@ def _power_label(power: int) -> str:
     >>> _power_label(5), _power_label(6), _power_label(0)
     ('100 kB', '1 MB', '1 B')
     """
-    value, unit = figures.size(10.0**power).split(" ")
+    value, unit = numbers.size(10.0**power).split(" ")
     return f"{float(value):g} {unit}"
 
 
-def _round_ticks(most: float) -> list[tuple[float, str]]:
+def _from_zero(most: float) -> list[tuple[float, str]]:
     """Three to six round numbers from 0.
 
-    >>> [label for _, label in _round_ticks(1900)]
+    >>> [label for _, label in _from_zero(1900)]
     ['0', '500', '1,000', '1,500']
     """
-    rough = most / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = min(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    return [(place * step, f"{place * step:,.6g}".rstrip()) for place in range(int(most / step) + 1)]
+    return Axis(0.0, most, 0.0, 1.0).ticks()
 
 
-def _axis(ticks: Sequence[tuple[float, str]], scale: str, unit: str) -> str:
+def _scale(ticks: Sequence[tuple[float, str]], scale: str, unit: str) -> str:
     lines = []
     for place, (at, label) in enumerate(ticks):
         words = f"{label} {unit}" if unit and place == len(ticks) - 1 else label

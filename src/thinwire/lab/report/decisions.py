@@ -1,18 +1,19 @@
-"""What `auto` did: its decisions in words, and the front it chose from, as a small drawing that needs no script."""
+"""The decisions of `auto` on the report: in words, and the Pareto front it chose from as a drawing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import figures
-from .markup import axes, escape, tag
+from ..draw import numbers
+from ..draw.frame import Frame, text
+from ..draw.markup import escape, tag
 
-_WIDE, _HIGH, _EDGE = 560, 260, 44
+_WIDTH, _HEIGHT = 560, 260
 
 
 def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The whole section, or nothing where no row has decisions.
+    """The whole section, or nothing if no row has decisions.
 
     >>> section([{"recipe": "ddp"}])
     ''
@@ -26,7 +27,7 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
     title = tag("h2", "What auto decided", id="auto-title")
     lines = [_decision(one) for one in row["decisions"]]
     told = tag("ol", "".join(lines), class_="decisions") if lines else tag("p", "It stayed with dense.", class_="empty")
-    share = figures.number(row.get("deciding_share"))
+    share = numbers.number(row.get("deciding_share"))
     words = "Vertical lines in the chart against time mark these decisions."
     if share is not None:
         words += f" Deciding took {100 * share:.2f} % of the training time of the first rank."
@@ -35,52 +36,36 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _decision(one: Mapping[str, Any]) -> str:
-    when = tag("b", escape(figures.seconds(one.get("seconds"))))
+    when = tag("b", escape(numbers.seconds(one.get("seconds"))))
     return tag("li", f"{when} {escape(one.get('text'))}", data_step=one.get("step"), data_recipe=one.get("recipe"))
 
 
 def _front(points: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]]) -> str:
-    """Predicted step against worth; the last choice is filled."""
-    spots = [
-        (figures.number(p.get("predicted_ms")), figures.number(p.get("worth")), str(p.get("recipe"))) for p in points
-    ]
-    known = [(x, y, name) for x, y, name in spots if x is not None and y is not None]
+    """Predicted step time against progress per step; the last choice is filled."""
+    known = []
+    for point in points:
+        x = numbers.number(point.get("predicted_ms"))
+        y = numbers.number(point.get("progress_per_step", point.get("worth")))  # its name in older files
+        if x is not None and y is not None:
+            known.append((x, y, str(point.get("recipe"))))
     if not known:
         return ""
     chosen = str(decisions[-1].get("recipe")) if decisions else "dense"
     right = max(x for x, _, _ in known) * 1.05
-
-    def across(x: float) -> float:
-        return _EDGE + x / right * (_WIDE - 2 * _EDGE)
-
-    def down(y: float) -> float:
-        return _HIGH - _EDGE - min(y, 1.0) * (_HIGH - 2 * _EDGE)
-
-    path = "".join(f"{'L' if place else 'M'}{across(x):.1f} {down(y):.1f}" for place, (x, y, _) in enumerate(known))
-    drawn = [
-        *axes(wide=_WIDE, high=_HIGH, edge=_EDGE),
-        tag("path", class_="front-path", d=path),
-    ]
+    frame = Frame.on_page((0.0, right), (0.0, 1.05), width=_WIDTH, height=_HEIGHT)
+    drawn = [*frame.grid(across="predicted step, ms", down="progress per step, 1 = dense")]
+    drawn.append(frame.curve([(x, y) for x, y, _ in known], colour="thin"))
     for place, (x, y, name) in enumerate(known):
-        said = f"{name}: {figures.milliseconds(x, unit=True)}, worth {y:.2f}"
-        dot = tag(
-            "circle",
-            tag("title", escape(said)),
-            cx=f"{across(x):.1f}",
-            cy=f"{down(y):.1f}",
-            r=4.5 if name == chosen else 3,
-        )
-        label = ""
+        note = f"{name}: {numbers.milliseconds(x, unit=True)}, progress {y:.2f}"
+        style = "chosen" if name == chosen else "open"
+        drawn.append(frame.spot(x, y, note=note, style=style, data_recipe=name))
         if name == chosen or place in (0, len(known) - 1):
-            last = across(x) > _WIDE * 0.6
-            label = tag(
-                "text", escape(name), x=f"{across(x) + (-8 if last else 8):.1f}", y=f"{down(y) + 14:.1f}",
-                text_anchor="end" if last else "start",
-            )  # fmt: skip
-        drawn.append(tag("g", dot + label, class_="chosen" if name == chosen else "other", data_recipe=name))
-    drawn.append(tag("text", "worth of a step, 1 = dense", x=_EDGE, y=_EDGE - 18))
-    ends = f"predicted step, up to {figures.milliseconds(right / 1.05, unit=True)}"
-    drawn.append(tag("text", escape(ends), x=_WIDE - _EDGE, y=_HIGH - 14, text_anchor="end"))
-    svg = tag("svg", "".join(drawn), viewBox=f"0 0 {_WIDE} {_HIGH}", role="img", aria_label="The front auto chose from")
-    caption = tag("figcaption", tag("b", "The front it chose from last: nothing else is both quicker and worth more"))
+            across, down = frame.place(x, y)
+            side, anchor = (-8, "end") if across > _WIDTH * 0.6 else (8, "start")
+            drawn.append(text(across + side, down + 14, name, "chosen-name" if name == chosen else "tick", anchor))
+    caption = tag(
+        "figcaption",
+        tag("b", "The Pareto front of the last decision: no other recipe is faster and also makes more progress"),
+    )
+    svg = frame.svg(drawn, label="Predicted step time against progress per step")
     return tag("figure", caption + svg, class_="front", id="front")

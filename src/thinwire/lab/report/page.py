@@ -1,31 +1,32 @@
-"""The whole page: the template with its style sheet, its scripts, the parts and the data put in."""
+"""The page of a report: the template with its parts, its script and the data filled in."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ...errors import OptionError
+from ..draw.markup import escape, script_json, tag
+from ..draw.page import THEME_BUTTON, asset, document, write_page
+from ..draw.palette import styles as styles_of
 from . import bars, curves, decisions, neighbours, simulated, tables
-from .markup import escape, policy, script_json, tag
 
 SCHEMA = 1
 _HOLE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def render_report(result: Mapping[str, Any]) -> str:
-    """The report of one comparison or simulation, as the text of a self-contained HTML file.
+    """The report of a comparison or a simulation, as the text of a self-contained HTML file.
 
     Args:
-        result: what `thinwire compare --json` writes: `schema` 1, `kind` "compare", and its `rows`; or
-            `thinwire simulate`, of kind "simulate".
+        result: the file of `thinwire compare --json` (`schema` 1, `kind` "compare", and its `rows`), or of
+            `thinwire simulate --json` (`kind` "simulate").
 
     Raises:
-        OptionError: this is not the result of a comparison, or one of a newer thinwire.
+        OptionError: the result is of another kind or of another schema.
 
     >>> row = {"recipe": "ddp", "status": "finished", "step_ms": 1898.0, "curve": []}
     >>> page = render_report({"schema": 1, "kind": "compare", "headline": "2 < 3", "rows": [row]})
@@ -36,18 +37,14 @@ def render_report(result: Mapping[str, Any]) -> str:
     settings = result.get("settings") or {}
     network = result.get("network") or {}
     limit = (result.get("no_communication") or {}).get("step_ms")
-    styles = curves.styles(rows)
+    styles = styles_of(rows)
     breakdown = bars.breakdown(rows, no_communication_ms=limit)
-    script = _asset("chart.js") + _asset("report.js") + _asset("theme.js")
     headline = str(result.get("headline") or "Recipes compared")
     notice = network.get("notice")
     created = str(result.get("created") or "")
-    return _fill(
-        _asset("page.html"),
-        policy=policy(script),
-        style=_asset("report.css"),
-        script=script,
-        title=escape(f"{headline} - thinwire"),
+    body = _fill(
+        asset(__package__, "body.html"),
+        theme_button=THEME_BUTTON,
         headline=escape(headline),
         created=tag("time", escape(created.replace("T", " ").replace("Z", " UTC")), datetime=created),
         settings_line=escape(tables.settings_line(settings)),
@@ -69,27 +66,19 @@ def render_report(result: Mapping[str, Any]) -> str:
         curves=script_json(curves.drawn(rows, target=settings.get("target_loss"))),
         result=script_json(dict(result)),
     )
+    script = asset(__package__, "chart.js") + asset(__package__, "report.js")
+    return document(body, title=f"{headline} - thinwire", script=script)
 
 
 def write_report(result: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Write the report of one comparison to a file, and return its path.
-
-    The file is whole or not there: it is written beside its place, then moved.
+    """Write the report of a comparison or a simulation to a file, and return its path.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_report({"schema": 1, "kind": "compare", "rows": [{"recipe": "ddp"}]}, f"{folder}/r.html").name
     'r.html'
     """
-    place = Path(path)
-    text = render_report(result)
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(place)
-    finally:
-        beside.unlink(missing_ok=True)
-    return place
+    return write_page(render_report(result), path)
 
 
 def _checked(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -101,10 +90,6 @@ def _checked(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not isinstance(rows, list | tuple) or not rows:
         raise OptionError("this result has no rows: compare at least one recipe")
     return list(rows)
-
-
-def _asset(name: str) -> str:
-    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _fill(template: str, **parts: str) -> str:

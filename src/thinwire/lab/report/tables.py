@@ -1,4 +1,4 @@
-"""The words and tables of the report: results, recipes in one sentence, settings, machine."""
+"""The tables and sentences of the report: results, recipes, settings, machine, network."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import figures
-from .markup import escape, tag
+from ..draw import numbers
+from ..draw.markup import escape, tag
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Column:
 
 
 COLUMNS = (
-    Column("step_ms", "step", "ms", figures.milliseconds),
-    Column("predicted_ms", "predicted", "ms", figures.milliseconds),
-    Column("fraction_of_no_communication", "speed", "of no communication", figures.fraction, more_is_better=True),
-    Column("bytes_per_step", "sent", "per step", figures.size),
-    Column("final_loss", "loss", "at the end", figures.loss),
-    Column("seconds_to_target", "time", "to the target", figures.seconds),
-    Column("speedup_over_ddp", "x DDP", "per step", figures.times, more_is_better=True),
-    Column("speedup_to_target", "x DDP", "to the target", figures.times, more_is_better=True),
+    Column("step_ms", "step", "ms", numbers.milliseconds),
+    Column("predicted_ms", "predicted", "ms", numbers.milliseconds),
+    Column("fraction_of_no_communication", "speed", "of no communication", numbers.fraction, more_is_better=True),
+    Column("bytes_per_step", "sent", "per step", numbers.size),
+    Column("final_loss", "loss", "at the end", numbers.loss),
+    Column("seconds_to_target", "time", "to the target", numbers.seconds),
+    Column("speedup_over_ddp", "x DDP", "per step", numbers.times, more_is_better=True),
+    Column("speedup_to_target", "x DDP", "to the target", numbers.times, more_is_better=True),
 )
 
 
@@ -70,14 +70,14 @@ def _line(row: Mapping[str, Any], style: Mapping[str, Any]) -> str:
     for column in COLUMNS:
         value = row.get(column.key)
         width = None
-        if column.key == "fraction_of_no_communication" and (share := figures.number(value)) is not None:
+        if column.key == "fraction_of_no_communication" and (share := numbers.number(value)) is not None:
             width = f"--share:{min(max(share, 0), 1):.4f}"
-        cells.append(tag("td", column.write(value), data_key=column.key, data_value=figures.exact(value), style=width))
+        cells.append(tag("td", column.write(value), data_key=column.key, data_value=numbers.exact(value), style=width))
     return tag("tr", "".join(cells), data_recipe=row.get("recipe"), data_status=status)
 
 
 def recipes(rows: Sequence[Mapping[str, Any]], styles: Sequence[Mapping[str, Any]]) -> str:
-    """What each recipe is in one sentence, and how it is spelled."""
+    """One sentence on each recipe, and its text."""
     lines = []
     for row, style in zip(rows, styles, strict=True):
         name = tag("span", "", class_=f"dot {style['colour']}") + escape(row.get("recipe"))
@@ -97,7 +97,7 @@ def facts(values: Mapping[str, Any]) -> str:
         tag(
             "div",
             tag("dt", escape(str(key).replace("_", " ")))
-            + tag("dd", escape(figures.plain(value)), data_value=figures.exact(value) or None),
+            + tag("dd", escape(numbers.plain(value)), data_value=numbers.exact(value) or None),
         )
         for key, value in values.items()
     ]
@@ -113,28 +113,28 @@ def settings_line(settings: Mapping[str, Any]) -> str:
     said = []
     model = [str(settings["workload"])] if settings.get("workload") is not None else []
     if settings.get("parameters") is not None:
-        model.append(f"{figures.plain(settings['parameters'])} parameters")
+        model.append(f"{numbers.plain(settings['parameters'])} parameters")
     said.append(", ".join(model))
     for key, words in (("workers", "workers"), ("network", ""), ("steps", "steps"), ("optimizer", "")):
         if settings.get(key) is not None:
-            said.append(f"{figures.plain(settings[key])} {words}".strip())
+            said.append(f"{numbers.plain(settings[key])} {words}".strip())
     return " · ".join(part for part in said if part)
 
 
 def target_line(settings: Mapping[str, Any]) -> str:
-    """Which loss is the target, in one sentence of plain text; empty where there is none.
+    """The target loss in one sentence of plain text; empty if there is none.
 
     >>> target_line({"target_loss": 2.23, "target_from": "ddp"})
     'The target is a loss of 2.230, set by ddp.'
     """
-    if figures.number(settings.get("target_loss")) is None:
+    if numbers.number(settings.get("target_loss")) is None:
         return ""
     source = f", set by {settings['target_from']}" if settings.get("target_from") else ""
-    return f"The target is a loss of {figures.loss(settings['target_loss'])}{source}."
+    return f"The target is a loss of {numbers.loss(settings['target_loss'])}{source}."
 
 
 def network_line(network: Mapping[str, Any]) -> str:
-    """The network as asked and as measured, in one sentence of plain text; empty where nothing is known.
+    """The network as asked and as measured, in one sentence of plain text; empty if nothing is known.
 
     >>> network_line({"asked": "100mbit,1ms", "method": "switch", "measured": {"mbit": 99.1, "delay_ms": 1.04}})
     'Network: asked 100mbit,1ms; measured 99.1 Mbit/s, 1.04 ms; made by switch.'
@@ -147,7 +147,7 @@ def network_line(network: Mapping[str, Any]) -> str:
     measured = network.get("measured")
     if isinstance(measured, Mapping) and measured:
         units = {"mbit": " Mbit/s", "delay_ms": " ms"}
-        told = [f"{figures.plain(measured[key])}{unit}" for key, unit in units.items() if measured.get(key) is not None]
+        told = [f"{numbers.plain(measured[key])}{unit}" for key, unit in units.items() if measured.get(key) is not None]
         said.append("measured " + ", ".join(told))
     else:
         said.append("not measured")

@@ -1,4 +1,4 @@
-"""Many workers in one process, by a virtual clock: the algorithms of real runs on a network that is reckoned."""
+"""`thinwire simulate`: many workers in one process, with the code of real runs, a virtual clock and a model network."""
 
 from .links import Links
 from .run import simulate

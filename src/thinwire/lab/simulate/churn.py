@@ -1,4 +1,4 @@
-"""Workers that leave and come back, by a trace: who, from when, until when."""
+"""Absences of simulated workers: who leaves, when, and when it returns, drawn by seed or read from a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STREAM = 0x63687572
 
 @dataclass(frozen=True, order=True)
 class Absence:
-    """A worker is away from `leaves` to `returns`, in seconds; infinity if it stays away."""
+    """A worker is away from `leaves` to `returns`, in seconds; infinity if it never returns."""
 
     leaves: float
     returns: float
@@ -31,7 +31,7 @@ class Absence:
 
 
 def drawn(*, workers: int, there: float, away: float, until: float, seed: int = 0) -> list[Absence]:
-    """Absences by chance: workers stay `there` seconds and are `away` so many, on average, until a time.
+    """Random absences until a time: on average, workers stay for `there` seconds and are gone for `away`.
 
     >>> trace = drawn(workers=100, there=50.0, away=10.0, until=100.0)
     >>> trace == drawn(workers=100, there=50.0, away=10.0, until=100.0), 100 < len(trace) < 250
@@ -66,17 +66,17 @@ def read(text: str, *, workers: int, until: float, seed: int = 0) -> list[Absenc
             f"cannot read {text}: {problem.strerror}; --churn is such as 600/60, or a JSON file"
         ) from None
     except (ValueError, TypeError):
-        raise OptionError(f"{text} is no trace: write [[worker, leaves, returns], ...] in seconds") from None
+        raise OptionError(f"{text} has no absences: write [[worker, leaves, returns], ...] in seconds") from None
     return checked(found, workers=workers)
 
 
 def checked(trace: Sequence[Absence], *, workers: int) -> list[Absence]:
-    """In order of time; nobody leaves who is away."""
+    """The absences in order of time; refuses one of a worker that is already away."""
     last: dict[int, float] = {}
     for one in sorted(trace):
         if one.worker >= workers:
-            raise OptionError(f"the trace names worker {one.worker}, and there are {workers}, from 0 on")
+            raise OptionError(f"the list names worker {one.worker}, but workers are 0 to {workers - 1}")
         if one.leaves < last.get(one.worker, 0.0):
-            raise OptionError(f"worker {one.worker} leaves at {one.leaves:g} s, and is away then")
+            raise OptionError(f"worker {one.worker} leaves at {one.leaves:g} s, but is away then")
         last[one.worker] = one.returns
     return sorted(trace)

@@ -1,17 +1,15 @@
-"""When collectives end: rings, trees and direct exchanges, hop by hop, for workers that begin at different times.
+"""When collectives end: the schedules of the cost model, hop by hop, for workers that begin at different times.
 
-These are the ways of gloo, which `plan/network.py` prices for equal lines. Rings of many workers are not followed hop
-by hop: every hop waits for its neighbour, so the slowest transfer or the mean way around decides.
+Rounds and message sizes come from `predict/collectives.py`, which prices them for equal links. Rings of many workers
+are not followed hop by hop: every hop waits for its neighbour, so the slowest transfer or the mean path around decides.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from ...comm.network import FEW_RANKS, SMALL_SUM
 from ...exchange.script import Collective
+from ...predict.collectives import levels, schedule_of
 from .links import Floats, Links, Whole
 
 _FOLLOWED = 1 << 21  # hops times workers that are followed one by one
@@ -29,23 +27,19 @@ def ends(links: Links, collective: Collective, size: float, begins: Floats) -> F
     n = len(begins)
     if n == 1 or size <= 0:
         return begins.copy()
-    if collective == "all_reduce":
-        return _ring(links, size / n, 2 * (n - 1), begins)
-    if collective == "all_gather":
-        if size <= SMALL_SUM and n <= FEW_RANKS:
-            return _direct(links, size, begins)
-        return _ring(links, size, n - 1, begins)
-    if collective == "small_sum":
-        return _direct(links, size / n, _direct(links, size / n, begins))
-    if collective == "all_to_all":
-        return _direct(links, size / n, begins)
-    if collective == "broadcast":
-        return _tree(links, size, begins)
-    return _ring(links, size, 1, begins)
+    schedule = schedule_of(collective, size, n)
+    message = size * schedule.message
+    if schedule.algorithm == "ring":
+        return _ring(links, message, schedule.rounds, begins)
+    if schedule.algorithm == "tree":
+        return _tree(links, message, begins)
+    for _ in range(schedule.rounds):
+        begins = _direct(links, message, begins)
+    return begins
 
 
 def _hop(links: Links, source: Whole, target: Whole, size: float, *, seconds: float) -> tuple[Floats, Floats]:
-    """Latency and transfer of a message of its own from each source to its target."""
+    """Latency and transfer of one message from each source to its target."""
     a, b = links.host[source], links.host[target]
     rate = np.where(a == b, links.inner[1], np.minimum(links.up[a], links.down[b]) * links.factor(np.array(seconds)))
     return links.latency(source, target, seconds=seconds), size / rate
@@ -89,10 +83,10 @@ def _direct(links: Links, size: float, begins: Floats) -> Floats:
 
 
 def _tree(links: Links, size: float, begins: Floats) -> Floats:
-    """From worker 0, in as many levels as the number of workers has bits."""
+    """From worker 0 down a binary tree."""
     n = len(begins)
     have = begins.copy()
-    for level in range(math.ceil(math.log2(n))):
+    for level in range(levels(n)):
         source = np.arange(min(1 << level, max(0, n - (1 << level))))
         target = source + (1 << level)
         latency, transfer = _hop(links, source, target, size, seconds=float(begins.max()))

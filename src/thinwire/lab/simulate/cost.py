@@ -1,4 +1,4 @@
-"""Time and bytes without any tensors: the same clocks as when training, sizes instead of letters."""
+"""Simulation of time and bytes only: the clocks of a training simulation, with sizes instead of tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from ...exchange.script import Script, Send
 from ...gossip.topology import Topology
+from .arrivals import Arrivals, Routes, deliver
 from .collectives import ends
-from .letters import Arrivals, Ways, deliver
 from .links import Floats, Links, Occupied
 from .pace import Pace
 from .path import Path
@@ -19,7 +19,7 @@ from .path import Path
 
 @dataclass
 class Costed:
-    """What a run would take."""
+    """Time and bytes of a run."""
 
     now: Floats
     computed: Floats
@@ -51,15 +51,15 @@ def gossip_cost(
     pace: Pace,
     topology: Topology,
     *,
-    letter_bytes: int,
+    message_bytes: int,
     coding: Callable[[int], float],
     steps: int,
     on_step: Callable[[int], None] = lambda done: None,
 ) -> Costed:
-    """Rounds of letters of one size, all of which are waited for."""
+    """Rounds of messages of one size, all of which are waited for."""
     n, occupied, path = links.workers, Occupied.none(links), Path(links.workers, steps=steps)
     now, computed, before = np.zeros(n), np.zeros(n), None
-    turns: dict[int, tuple[Ways, Floats, Floats, Any]] = {}
+    turns: dict[int, tuple[Routes, Floats, Floats, Any]] = {}
     everyone, step_ends = np.arange(n), []
     for step in range(steps):
         seconds = pace.seconds(step, workers=n)
@@ -76,30 +76,30 @@ def gossip_cost(
             starts = np.concatenate([[0], np.cumsum(degrees)[:-1]])
             cost = np.array([coding(degree) for degree in range(int(degrees.max(initial=0)) + 1)])[degrees]
             listening = np.flatnonzero(degrees)
-            turns[turn] = (Ways(links, source, target), np.full(len(source), float(letter_bytes)), cost,
+            turns[turn] = (Routes(links, source, target), np.full(len(source), float(message_bytes)), cost,
                            (listening, starts[listening]))  # fmt: skip
-        ways, size, cost, listening = turns[turn]
+        routes, size, cost, listening = turns[turn]
         now += cost
         path.coded(cost, everyone)
         path.post()
-        before = (deliver(occupied, ways, size, now), *listening) if len(ways.source) else None
+        before = (deliver(occupied, routes, size, now), *listening) if len(routes.source) else None
         step_ends.append(float(now.max()))
     slowest = int(now.argmax())
     return Costed(now, computed, occupied.sent, path.of(slowest), path.links(slowest), step_ends)
 
 
 def _wait(path: Path, now: Floats, arrivals: Arrivals, listening: Any, starts: Any) -> None:
-    """Everyone goes on when its last letter is there."""
+    """Every worker continues when its last message has arrived."""
     latest = np.maximum.reduceat(arrivals.at, starts)
     late = latest > now[listening]
     workers = listening[late]
     if not len(workers):
         return
-    # The first of the letters that came last, for each worker who waited.
+    # For each worker that waited: the first of the messages that arrived last.
     is_last = np.flatnonzero(arrivals.at == np.repeat(latest, np.diff([*starts, len(arrivals.at)])))
     causes = is_last[np.searchsorted(is_last, starts[late])]
     now[workers] = latest[late]
-    path.waited(workers, arrivals.ways.source[causes], arrivals.phases(causes))
+    path.waited(workers, arrivals.routes.source[causes], arrivals.phases(causes))
 
 
 def recipe_cost(
@@ -111,7 +111,7 @@ def recipe_cost(
     ready: Sequence[float],
     steps: int,
 ) -> Costed:
-    """Steps in which every bucket goes through the collectives of its script."""
+    """Steps in which every bucket passes through the collectives of its script."""
     n = links.workers
     now, computed, step_ends = np.zeros(n), np.zeros(n), []
     phases = {"compute": 0.0, "coding": 0.0, "straggling": 0.0}

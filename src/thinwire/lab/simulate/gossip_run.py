@@ -1,4 +1,4 @@
-"""Decentralised training of many workers in one process: the optimizers of `gossip`, a virtual clock, real data."""
+"""Decentralised training of many workers in one process: the optimizers of `gossip`, real data, a virtual clock."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ...gossip import Decentralized, decentralize
 from ...gossip.topology import Topology
 from .churn import Absence
 from .learners import Learner
-from .office import Office, come_back
 from .pace import Pace
 from .path import Path
+from .transport import SimTransport, rejoin
 
 _log = logging.getLogger(__name__)
 
 
 class GossipRun:
-    """All workers of one algorithm. `step()` is a step of everyone who is there; nothing in it waits for real."""
+    """All workers of one algorithm. `step()` is one step of all present workers. It waits in virtual time only."""
 
     def __init__(
         self,
         learner: Learner,
-        office: Office,
+        transport: SimTransport,
         pace: Pace,
         topology: Topology,
         *,
@@ -42,12 +42,12 @@ class GossipRun:
         steps: int,
         seed: int = 0,
     ) -> None:
-        self.learner, self.office, self.pace = learner, office, pace
+        self.learner, self.transport, self.pace = learner, transport, pace
         self.topology = topology.of(learner.workers)
-        self._coding = coding  # seconds, by the number of neighbours
+        self._coding = coding  # seconds of encoding and decoding, by the number of neighbours
         self._options: dict[str, Any] = {
             "algorithm": algorithm,
-            "codec": _decoding_once(codec, office),
+            "codec": _decoding_once(codec, transport),
             "topology": self.topology,
             "deadline": deadline,
             "seed": seed,
@@ -55,104 +55,104 @@ class GossipRun:
         self.path = Path(learner.workers, steps=steps)
         self.computed = np.zeros(learner.workers)
         self.steps_done = 0
-        self.optimizers: dict[int, Decentralized] = {worker: self._made(worker) for worker in range(learner.workers)}
-        self.order: Callable[[Iterable[int]], list[int]] = sorted  # in which workers are driven; nothing depends on it
+        self.optimizers: dict[int, Decentralized] = {worker: self._build(worker) for worker in range(learner.workers)}
+        self.order: Callable[[Iterable[int]], list[int]] = sorted  # within a step; results do not depend on it
         self._leaving = sorted(trace)
         self._returning: list[Absence] = []
-        self._knocked: dict[int, float] = {}
-        self._lives = [1] * learner.workers
+        self._waiting: dict[int, float] = {}  # returned, without a neighbour's model yet
+        self._incarnations = [1] * learner.workers
 
-    def _made(self, worker: int, *, life: int = 1) -> Decentralized:
+    def _build(self, worker: int, *, incarnation: int = 1) -> Decentralized:
         net, optimizer = self.learner.nets[worker], self.learner.optimizers[worker]
-        found = decentralize(
-            net, optimizer, mail=self.office.mail(worker, life=life), start_seconds=1.0, **self._options
-        )
+        endpoint = self.transport.endpoint(worker, incarnation=incarnation)
+        found = decentralize(net, optimizer, transport=endpoint, start_seconds=1.0, **self._options)
         assert isinstance(found, Decentralized)
         return found
 
     # ---------------------------------------------------------------------------------------------------------- steps
 
     def step(self) -> float:
-        """One step of everyone; the mean loss."""
-        self._come_and_go()
+        """One step of all workers. Returns the mean loss."""
+        self._update_presence()
         active = self.order(self.optimizers)
-        there, now, office = np.array(active), self.office.now, self.office
+        present, now, transport = np.array(active), self.transport.now, self.transport
         if not active:
-            raise ExchangeError("all workers have left: nobody trains")
+            raise ExchangeError("all workers have left: give a --churn trace in which some stay")
         self.learner.set_rates(self.steps_done, [self.optimizers[worker] for worker in active])
         losses = self.learner.gradients(self.steps_done, active)
-        seconds = self.pace.seconds(self.steps_done, workers=office.links.workers)[there]
-        now[there] += seconds
-        self.computed[there] += seconds
+        seconds = self.pace.seconds(self.steps_done, workers=transport.links.workers)[present]
+        now[present] += seconds
+        self.computed[present] += seconds
         self.path.begin()
-        self.path.computed(seconds, there)
-        before = now[there].copy()
-        for worker in active:  # they do not meet within a step, so that it does not matter who goes first
-            office.cause[worker] = None
+        self.path.computed(seconds, present)
+        before = now[present].copy()
+        for worker in active:  # no message arrives within a step, so the order does not matter
+            transport.cause[worker] = None
             self.optimizers[worker].step()
-        self._follow(active, before)
+        self._record_waits(active, before)
         coding = np.array([self._coding(len(self.optimizers[worker].neighbours)) for worker in active])
-        now[there] += coding
-        self.path.coded(coding, there)
+        now[present] += coding
+        self.path.coded(coding, present)
         self.path.post()
-        office.dispatch()
+        transport.dispatch()
         self.steps_done += 1
         return sum(losses) / len(losses)
 
-    def _follow(self, active: Sequence[int], before: np.ndarray[Any, Any]) -> None:
-        """Who went on because of which letter, and who just waited."""
-        office, waited, sources, phases = self.office, [], [], []
+    def _record_waits(self, active: Sequence[int], before: np.ndarray[Any, Any]) -> None:
+        """Which message each worker waited for, and who waited for a deadline."""
+        transport, waited, sources, phases = self.transport, [], [], []
         for place, worker in enumerate(active):
-            cause = office.cause[worker]
-            if cause is not None and cause.at == office.now[worker]:
+            cause = transport.cause[worker]
+            if cause is not None and cause.at == transport.now[worker]:
                 waited.append(worker)
                 sources.append(cause.source)
                 phases.append(cause.phases)
-            elif office.now[worker] > before[place]:
-                self.path.idle(np.array([office.now[worker] - before[place]]), np.array([worker]))
+            elif transport.now[worker] > before[place]:
+                self.path.idle(np.array([transport.now[worker] - before[place]]), np.array([worker]))
         if waited:
             self.path.waited(np.array(waited), np.array(sources), np.array(phases))
 
     # ---------------------------------------------------------------------------------------------- leaving, returning
 
-    def _come_and_go(self) -> None:
-        for worker in [one for one in self._knocked if self._enters(one)]:
-            del self._knocked[worker]
-        latest = max((float(self.office.now[worker]) for worker in self.optimizers), default=0.0)
+    def _update_presence(self) -> None:
+        """Workers leave and return as the trace says."""
+        for worker in [one for one in self._waiting if self._rejoins(one)]:
+            del self._waiting[worker]
+        latest = max((float(self.transport.now[worker]) for worker in self.optimizers), default=0.0)
         for absence in [one for one in self._leaving if one.worker in self.optimizers]:
-            if absence.leaves <= self.office.now[absence.worker] and len(self.optimizers) > 1:
+            if absence.leaves <= self.transport.now[absence.worker] and len(self.optimizers) > 1:
                 self._leaving.remove(absence)
                 self.optimizers.pop(absence.worker).close()
                 self._returning.append(absence)
         for absence in [one for one in self._returning if one.returns <= latest]:
             self._returning.remove(absence)
-            come_back(self.office, absence.worker, self.topology.ever(absence.worker), at=absence.returns)
-            self._knocked[absence.worker] = absence.returns
+            rejoin(self.transport, absence.worker, self.topology.all_neighbours(absence.worker), at=absence.returns)
+            self._waiting[absence.worker] = absence.returns
 
-    def _enters(self, worker: int) -> bool:
-        """Whether a neighbour's model has come, from which a worker that is back goes on."""
+    def _rejoins(self, worker: int) -> bool:
+        """Rebuild a returned worker from a neighbour's model; False if none has arrived yet."""
         self.learner.renew(worker)
-        self._lives[worker] += 1
-        before = float(self.office.now[worker])
+        self._incarnations[worker] += 1
+        before = float(self.transport.now[worker])
         try:
-            self.optimizers[worker] = self._made(worker, life=self._lives[worker])
+            self.optimizers[worker] = self._build(worker, incarnation=self._incarnations[worker])
         except ExchangeError as problem:
-            _log.info("worker %d is back and waits: %s", worker, problem)
-            self._lives[worker] -= 1
-            self.office.now[worker] = before
+            _log.info("worker %d has returned and waits: %s", worker, problem)
+            self._incarnations[worker] -= 1
+            self.transport.now[worker] = before
             return False
-        self.path.idle(np.array([self.office.now[worker] - self.path.seconds()[worker]]), np.array([worker]))
+        self.path.idle(np.array([self.transport.now[worker] - self.path.seconds()[worker]]), np.array([worker]))
         return True
 
-    # ------------------------------------------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------------------------------------------- results
 
     @property
     def virtual_seconds(self) -> float:
-        """When the last of those who are there was done with its last step."""
-        return max(float(self.office.now[worker]) for worker in self.optimizers)
+        """When the last worker that is present finished its last step."""
+        return max(float(self.transport.now[worker]) for worker in self.optimizers)
 
     def look(self) -> dict[str, float | None]:
-        """Held-out loss and accuracy of the average model, of some local ones, and how far models are apart."""
+        """Held-out loss and accuracy of the average model, mean loss of some local ones, and the consensus distance."""
         rows = list(self._models())
         mean = torch.stack(rows).mean(0) if len(rows) <= 64 else _mean(rows)
         apart = sum(float((row - mean).square().sum()) for row in rows) / len(rows)
@@ -178,13 +178,13 @@ def _mean(rows: Sequence[Tensor]) -> Tensor:
     return (total / len(rows)).to(torch.float32)
 
 
-def _decoding_once(codec: Codec, office: Office) -> Codec:
-    """The same codec; what a worker said to many neighbours is decoded for the first of them only."""
-    same = copy.copy(codec)
+def _decoding_once(codec: Codec, transport: SimTransport) -> Codec:
+    """The same codec; a payload that goes to several neighbours is decoded once."""
+    cached = copy.copy(codec)
     decode = codec.decode
 
-    def shared(message: Tensor, *, shape: Any = None, numel: int | None = None) -> Tensor:
-        return office.once(lambda letter: decode(letter, shape=shape, numel=numel), "message")(message)
+    def decode_once(payload: Tensor, *, shape: Any = None, numel: int | None = None) -> Tensor:
+        return transport.parse_once(lambda one: decode(one, shape=shape, numel=numel), "payload")(payload)
 
-    object.__setattr__(same, "decode", shared)
-    return same
+    object.__setattr__(cached, "decode", decode_once)
+    return cached

@@ -1,7 +1,7 @@
-"""Gradients of many workers in one process: one model after the other, or all in one batch.
+"""Gradients of many workers in one process: one model after the other, or many in one batch.
 
-`Each` computes what a process of its own would, to the bit. `Batched` stacks the models and lets torch.func map over
-them: the same up to rounding, and many times quicker for small models.
+`Each` computes the same bits as a process of its own. `Batched` stacks the models and maps over them with torch.func:
+the same up to rounding, and many times faster for small models.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ...errors import OptionError
 from ...gossip.tensors import Flat, statistics
 from ..compare.workloads import Workload
 
-_AT_ONCE = 64  # models that one batch holds: more need more memory and are not quicker
+_AT_ONCE = 64  # models in one batch: more need more memory and are not faster
 
 
 class Learner(ABC):
-    """Models of `workers` workers that start alike, each with an optimizer and data of its own."""
+    """Models of `workers` workers that start alike, each with its own optimizer and data."""
 
     def __init__(self, workload: Workload, *, workers: int, seed: int) -> None:
         self.workload, self.workers, self.seed = workload, workers, seed
-        self.model = workload.model(seed=seed)  # as all start; later, whichever is looked at
+        self.model = workload.model(seed=seed)  # the start of all; later the model that is evaluated
         self._whole = Flat(list(self.model.parameters()))
         self.start = self._whole.read()
         self.nets: list[nn.Module] = []
@@ -38,7 +38,7 @@ class Learner(ABC):
         return self._whole.numel
 
     def renew(self, worker: int) -> None:
-        """A worker comes back: its optimizer remembers nothing."""
+        """A worker returns: its optimizer has no state."""
         self.optimizers[worker] = self.workload.optimizer(self.nets[worker])
 
     @abstractmethod
@@ -151,7 +151,7 @@ class Batched(Learner):
 
 
 def held_out(workload: Workload, model: nn.Module) -> tuple[float, float | None]:
-    """Loss and accuracy of a model on data that nobody trains on."""
+    """Loss and accuracy of a model on held-out data."""
     total, right, count, known = 0.0, 0, 0, True
     with torch.no_grad():
         for inputs, targets in workload.held_out(rank=0, world_size=1, batches=16):
@@ -163,13 +163,13 @@ def held_out(workload: Workload, model: nn.Module) -> tuple[float, float | None]
 
 
 def set_rates(optimizer: Any, rates: Sequence[float], factor: float) -> None:
-    """The learning rates that an optimizer began with, times a factor."""
+    """Set the learning rates to the initial ones times a factor."""
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate * factor
 
 
 def mapped_gradients(model: nn.Module, *, same_model: bool) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
-    """Gradients and losses of many workers at once, of stacked batches and of one model or of stacked ones."""
+    """Gradients and losses of many workers at once: stacked batches, and one model or stacked models."""
 
     def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         found: Tensor = functional_call(model, parameters, (inputs, targets))
@@ -181,7 +181,7 @@ def mapped_gradients(model: nn.Module, *, same_model: bool) -> Callable[..., tup
 
 
 def batches(compute: str, model: nn.Module, *, workers: int) -> bool:
-    """Whether gradients are computed in batches: if asked for, and by `auto` from 17 workers on if the model can."""
+    """Whether gradients are computed in batches: on request, or by `auto` from 17 workers on if possible."""
     if compute not in ("auto", "each", "batched"):
         raise OptionError(f"--compute is auto, each or batched, not {compute}")
     if compute == "batched" and statistics(model):
@@ -190,6 +190,6 @@ def batches(compute: str, model: nn.Module, *, workers: int) -> bool:
 
 
 def learner(workload: Workload, *, workers: int, seed: int, compute: str = "auto") -> Learner:
-    """Of the kind that `compute` names: `each`, `batched` or `auto`."""
+    """The learner that `compute` names: `each`, `batched` or `auto`."""
     kind = Batched if batches(compute, workload.model(seed=seed), workers=workers) else Each
     return kind(workload, workers=workers, seed=seed)

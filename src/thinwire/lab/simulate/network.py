@@ -1,4 +1,4 @@
-"""Collectives between workers of one process, by a clock that is not real: a `Network` for each."""
+"""Collectives between simulated workers of one process, timed by a virtual clock."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 from torch import Tensor
 
 from ...comm.local import LocalNetwork, Meeting
-from ...comm.network import FEW_RANKS, SMALL_SUM, Op, Wait
+from ...comm.network import Op, Wait
 from ...exchange.script import Collective
+from ...predict.collectives import takes_direct_way
 from .collectives import ends
 from .links import Floats, Links
 
 
 class Clocks:
-    """The time of every worker, and the collectives that all of them are in."""
+    """The virtual time of every worker, and the collectives under way."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
@@ -31,7 +32,7 @@ class Clocks:
             self._begun.setdefault(number, {})[rank] = float(self.now[rank])
 
     def end(self, number: int, rank: int, collective: Collective, size: int) -> None:
-        """A worker has its result; all have begun by then."""
+        """A worker has its result; by then all have begun."""
         with self._lock:
             if number not in self._ended:
                 begun = self._begun.pop(number)
@@ -44,7 +45,7 @@ class Clocks:
 
 
 class SimNetwork(LocalNetwork):
-    """One worker's side: the sums of `LocalNetwork`, and when they are there.
+    """One worker's side: the results of `LocalNetwork`, and the virtual time at which they are there.
 
     >>> import torch
     >>> from thinwire.comm.local import on_all_ranks
@@ -80,8 +81,8 @@ class SimNetwork(LocalNetwork):
         return self._timed("all_reduce", _bytes(tensor), super()._all_reduce(tensor, op))
 
     def _all_reduce_soon(self, tensor: Tensor, op: Op) -> Wait:
-        few = self.world_size <= FEW_RANKS and _bytes(tensor) <= SMALL_SUM
-        return self._timed("small_sum" if few else "all_reduce", _bytes(tensor), super()._all_reduce(tensor, op))
+        direct = takes_direct_way(_bytes(tensor), self.world_size)
+        return self._timed("small_sum" if direct else "all_reduce", _bytes(tensor), super()._all_reduce(tensor, op))
 
     def _all_gather(self, out: Tensor, tensor: Tensor) -> Wait:
         return self._timed("all_gather", _bytes(tensor), super()._all_gather(out, tensor))

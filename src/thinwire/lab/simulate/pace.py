@@ -1,4 +1,4 @@
-"""How long workers compute: given, and spread over steps and workers by draws that depend on nothing else."""
+"""Compute times of simulated workers: a median, spread over steps and workers by draws of a seed."""
 
 from __future__ import annotations
 

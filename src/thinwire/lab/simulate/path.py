@@ -1,7 +1,7 @@
-"""The critical path: what the time of the slowest worker consists of, and over which links it came.
+"""The critical path of simulated workers: the phases of the time of the slowest one, and the links on its path.
 
-Every worker carries along what made up its own time: of its own computing, or of the letter it waited for and the time
-of whoever sent that. So nothing has to be kept of the past but who was waited for.
+Every worker has the phases of its own time: of its computing, or of the message it waited for and of the time of the
+sender. So only the worker that was waited for is stored for each step.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from .links import Floats, Whole
 
 PHASES = ("compute", "coding", "queue", "transfer", "latency", "downlink", "other")
-_FIRST_OF_WAY = PHASES.index("queue")
-_KEPT = 1 << 26  # steps times workers for which it is kept who was waited for
+_FIRST_OF_MESSAGE = PHASES.index("queue")
+_KEPT = 1 << 26  # steps times workers up to which the worker that was waited for is stored
 
 
 class Path:
@@ -31,7 +31,7 @@ class Path:
 
     def __init__(self, workers: int, *, steps: int) -> None:
         self._made = np.zeros((workers, len(PHASES)))
-        self._posted = self._made.copy()  # as it was when the letters of the last step were sent
+        self._posted = self._made.copy()  # when the messages of the last step were sent
         keeps = steps * workers <= _KEPT
         self._waited_for: list[Whole] | None = [] if keeps else None
         self._own = np.arange(workers)
@@ -48,18 +48,18 @@ class Path:
         self._made[workers, 1] += seconds
 
     def waited(self, workers: Whole, sources: Whole, phases: Floats) -> None:
-        """These workers went on when letters of these sources had come, whose ways took so long."""
+        """These workers continued when messages of these sources arrived, whose phases took this long."""
         self._made[workers] = self._posted[sources]
-        self._made[workers, _FIRST_OF_WAY : _FIRST_OF_WAY + 4] += phases
+        self._made[workers, _FIRST_OF_MESSAGE : _FIRST_OF_MESSAGE + 4] += phases
         if self._waited_for:
             self._waited_for[-1][workers] = sources
 
     def idle(self, seconds: Floats, workers: Whole) -> None:
-        """Deadlines that passed, time away, ends of collectives that others caused."""
+        """Other waiting: deadlines, absences, collectives."""
         self._made[workers, -1] += seconds
 
     def post(self) -> None:
-        """Letters are sent now."""
+        """Messages are sent now."""
         self._posted = self._made.copy()
 
     def seconds(self) -> Floats:
@@ -71,7 +71,7 @@ class Path:
         return dict(zip(PHASES, self._made[worker].tolist(), strict=True))
 
     def links(self, worker: int, *, most: int = 5) -> list[dict[str, Any]]:
-        """Over which links the path of a worker came most often."""
+        """The links that are most often on the path of a worker."""
         if self._waited_for is None:
             return []
         seen: Counter[tuple[int, int]] = Counter()

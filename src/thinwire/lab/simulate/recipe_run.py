@@ -1,7 +1,7 @@
-"""Training with all-reduce and its kin, of many workers in one process: the exchanges of a recipe, a virtual clock.
+"""Training by a recipe with many simulated workers in one process: real exchanges, a virtual clock.
 
-All workers have the same model, so there is one; each has its own gradient, memory, draws and time. Buckets are
-those of `attach`. A bucket is sent when backward has made it and the one before is through: one lane, no other.
+All workers have the same model, so there is only one. Each worker has its own gradient, memory, draws and time. Buckets
+are those of `attach`. A bucket is sent when backward has made it and the one before it is done: there is one lane.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...comm.local import on_all_ranks
 from ...errors import OptionError
 from ...predict.workload import BACKWARD_SHARE, FORWARD_SHARE
 from ...recipe.compose import Recipe
-from ...reduce.buckets import FIRST_BUCKET, Exempt, Layout, Parameter, Parcel, gather, one_dimensional_or_tiny, scatter
-from ...reduce.carrier import Carrier
+from ...reduce import Reducer
+from ...reduce.buckets import FIRST_BUCKET, Exempt, Layout, Parameter, one_dimensional_or_tiny
 from ..compare.workloads import Workload
 from .learners import batches, mapped_gradients, set_rates
 from .network import SimNetwork
@@ -36,8 +36,8 @@ def layout_of(model: nn.Module, *, bucket_mb: float = 25.0, exempt: Exempt = one
 
 
 def ready_shares(layout: Layout) -> list[float]:
-    """After which share of a worker's computing each bucket is made."""
-    sizes = np.cumsum([parcel.numel + parcel.exact_numel for parcel in layout.parcels])
+    """The share of a worker's computing after which each bucket is ready."""
+    sizes = np.cumsum([bucket.numel + bucket.exact_numel for bucket in layout.buckets])
     return [FORWARD + (1 - FORWARD) * float(done) / float(sizes[-1]) for done in sizes]
 
 
@@ -67,7 +67,9 @@ class RecipeRun:
         self.layout = layout_of(self.model, bucket_mb=bucket_mb, exempt=exempt)
         self._ready = ready_shares(self.layout)
         self._coding = coding  # seconds of each bucket
-        self._carriers = [Carrier(recipe, seed=seed) for _ in networks]
+        self._reducers = on_all_ranks(
+            networks, lambda network: Reducer(recipe, group=network, seed=seed, check_every=0, layout=self.layout)
+        )
         self.computed = np.zeros(self.workers)
         self.steps_done = 0
         self.phases = {"compute": 0.0, "coding": 0.0, "straggling": 0.0}
@@ -98,26 +100,14 @@ class RecipeRun:
         self, network: SimNetwork, gradients: Sequence[dict[str, Tensor]], begin: Any, seconds: Any
     ) -> dict[str, Tensor]:
         """One worker's buckets, one after the other."""
-        rank, views, finite = network.rank, gradients[network.rank], True
-        carrier, now = self._carriers[rank], self.clocks.now
-        for parcel, ready, coding in zip(self.layout.parcels, self._ready, self._coding, strict=True):
+        rank, views = network.rank, gradients[network.rank]
+        reducer, now = self._reducers[rank], self.clocks.now
+        for bucket, ready, coding in zip(self.layout.buckets, self._ready, self._coding, strict=True):
             now[rank] = max(now[rank], begin[rank] + ready * seconds[rank]) + coding
-            finite &= self._carry(carrier, parcel, views, network)
-        carrier.settle(finite=finite)
+            named = {name: views[name] for name in bucket.names}
+            reducer.start_bucket(bucket, named, named).wait()
+        reducer.commit()
         return views
-
-    def _carry(self, carrier: Carrier, parcel: Parcel, views: dict[str, Tensor], network: SimNetwork) -> bool:
-        delivery = carrier.carry(
-            parcel.name,
-            gather(parcel.parts, views, torch.empty(parcel.numel)),
-            exact=gather(parcel.exact, views, torch.empty(parcel.exact_numel)),
-            network=network,
-            step=self.steps_done,
-            parts=parcel.parts,
-        )
-        scatter(parcel.parts, delivery.mean, views)
-        scatter(parcel.exact, delivery.exact, views)
-        return delivery.finite
 
     # -------------------------------------------------------------------------------------------------------- gradients
 

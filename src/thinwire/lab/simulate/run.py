@@ -1,4 +1,4 @@
-"""One simulation from settings to a result: every row by itself, then how time grows with the number of workers."""
+"""Runs a simulation: every row by itself, then the step time over the number of workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ...exchange.script import Script, Work
+from ...codecs.stages import Work
+from ...exchange.script import Script
 from ...gossip.absolute import gossip_codec
 from ...predict.cost import carried_script
-from ...predict.workload import Bucket, of_size
+from ...predict.workload import BucketProfile, of_size
 from ...recipe.compose import Recipe
 from ..compare.gossips import Gossip
 from ..compare.machine import describe_machine
@@ -26,9 +27,9 @@ from .gossip_run import GossipRun
 from .learners import held_out, learner
 from .links import Floats
 from .network import SimNetwork
-from .office import Office
 from .recipe_run import FORWARD, RecipeRun, layout_of, ready_shares
-from .settings import Coding, Settings, letter_size
+from .settings import Coding, Settings, message_size
+from .transport import SimTransport
 
 SCHEMA = 1
 _TOLD_EACH = 4096
@@ -45,9 +46,9 @@ def simulate(settings: Settings, *, on_event: Event = lambda event: None, comman
     """
     work = workload(settings.workload, data=settings.data, skew=settings.skew)
     rows = [_row(settings, name, work, on_event) for name in settings.names]
-    yardstick = next((row["step_ms"] for row in rows if row["recipe"] in ("ddp", "allreduce")), None)
+    baseline = next((row["step_ms"] for row in rows if row["recipe"] in ("ddp", "allreduce")), None)
     for row in rows:
-        row["speedup_over_ddp"] = None if yardstick is None else yardstick / row["step_ms"]
+        row["speedup_over_ddp"] = None if baseline is None else baseline / row["step_ms"]
     first = rows[0]
     return {
         "schema": SCHEMA,
@@ -122,19 +123,19 @@ class _Told:
 
 def _learn_by_gossip(settings: Settings, name: str, way: Gossip, work: Workload, on_event: Event) -> _Told:
     codec = gossip_codec(way.codec)
-    office = Office(settings.links, seed=settings.seed)
+    transport = SimTransport(settings.links, seed=settings.seed)
     group = learner(work, workers=settings.workers, seed=settings.seed, compute=settings.compute)
     coding = Coding(settings, [codec])
     until = 1e3 * settings.pace.median * settings.steps + 1e4  # later than any run ends
     trace = read(settings.churn, workers=settings.workers, until=until, seed=settings.seed) if settings.churn else []
     run = GossipRun(
         group,
-        office,
+        transport,
         settings.pace,
         settings.graph(way),
         algorithm=way.algorithm,
         codec=codec,
-        coding=lambda neighbours: coding.letters(codec, group.numel, neighbours),
+        coding=lambda neighbours: coding.messages(codec, group.numel, neighbours),
         deadline=settings.deadline,
         trace=trace,
         steps=settings.steps,
@@ -144,18 +145,18 @@ def _learn_by_gossip(settings: Settings, name: str, way: Gossip, work: Workload,
     for step in range(1, settings.steps + 1):
         loss = run.step()
         if step % settings.evaluated_every == 0 or step == settings.steps:
-            sent = float(office.occupied.sent.mean())
+            sent = float(transport.occupied.sent.mean())
             here: dict[str, Any] = {"step": step, "seconds": run.virtual_seconds, "bytes": sent}
             curve.append(here | {"loss": loss, "workers": len(run.optimizers)} | run.look())
         on_event({"event": "step", "row": name, "step": step, "loss": loss, "seconds": run.virtual_seconds})
-    slowest = int(office.now.argmax())
+    slowest = int(transport.now.argmax())
     last = curve[-1]
     stats = [optimizer.stats() for optimizer in run.optimizers.values()]
     faults = ("skipped", "lost", "resyncs", "undone", "mismatches")
     more: dict[str, Any] = {key: last[key] for key in ("consensus_distance", "averaged_loss", "local_loss", "accuracy")}
     more["faults"] = {key: sum(one[f"gossip/{key}"] for one in stats) for key in faults}
     path = {"worker": slowest, "phases": run.path.of(slowest), "links": run.path.links(slowest)}
-    return _Told(run.virtual_seconds, float(office.occupied.sent.sum()), run.computed, path, curve, more)
+    return _Told(run.virtual_seconds, float(transport.occupied.sent.sum()), run.computed, path, curve, more)
 
 
 def _learn_by_recipe(settings: Settings, name: str, way: Recipe, work: Workload, on_event: Event) -> _Told:
@@ -189,8 +190,8 @@ def _costs(settings: Settings, way: Gossip | Recipe, work: Workload) -> _Told:
             settings.links,
             settings.pace,
             settings.graph(way),
-            letter_bytes=letter_size(way, numel),
-            coding=lambda neighbours: coding.letters(codec, numel, neighbours),
+            message_bytes=message_size(way, numel),
+            coding=lambda neighbours: coding.messages(codec, numel, neighbours),
             steps=settings.steps,
         )
     else:
@@ -202,14 +203,14 @@ def _costs(settings: Settings, way: Gossip | Recipe, work: Workload) -> _Told:
 
 
 def _bucket_work(settings: Settings, way: Recipe, work: Workload) -> tuple[list[Script], list[float], list[float]]:
-    """Of each bucket: its script, what its loops take, and after which share of the computing it is made."""
+    """Of each bucket: its script, the seconds of its loops, and the share of computing after which it is ready."""
     if settings.parameters is not None:
         buckets = list(of_size(settings.parameters, settings.pace.median, bucket_mb=settings.bucket_mb).buckets)
         ready = [FORWARD + (1 - FORWARD) * bucket.ready for bucket in buckets]
     else:
         layout = layout_of(work.model(seed=0), bucket_mb=settings.bucket_mb)
         ready = ready_shares(layout)
-        buckets = [Bucket.of(parcel, 1.0) for parcel in layout.parcels]
+        buckets = [BucketProfile.of(bucket, 1.0) for bucket in layout.buckets]
     coding = Coding(settings, [way.codec])
     scripts = [carried_script(way, bucket, settings.workers, last=bucket is buckets[-1]) for bucket in buckets]
     return scripts, [coding.seconds([op for op in one if isinstance(op, Work)]) for one in scripts], ready
@@ -223,7 +224,7 @@ def _numel(settings: Settings, work: Workload) -> int:
 
 
 def _utilisation(computed: Floats, seconds: float) -> dict[str, Any]:
-    """The share of the time that workers compute; each of them, where they are not too many for a file."""
+    """The share of the time that workers compute, and that of each if they are not too many for a file."""
     share = computed / max(seconds, 1e-12)
     told = {"mean": float(share.mean()), "least": float(share.min()), "most": float(share.max())}
     return told | {"workers": share.round(4).tolist() if len(share) <= _TOLD_EACH else None}
@@ -235,7 +236,7 @@ def _peak_memory() -> int:
 
 
 def _growth(settings: Settings, work: Workload) -> list[dict[str, Any]]:
-    """Time of a step for other numbers of workers, each row without training."""
+    """Step time for other numbers of workers, without training."""
     numbers = [n for n in (8, 32, 128, 512, 2048, 8192) if n < 4 * settings.workers]
     found = []
     for workers in sorted({*numbers, settings.workers}):

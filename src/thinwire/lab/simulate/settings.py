@@ -1,4 +1,4 @@
-"""What to simulate: checked before anything runs."""
+"""The settings of a simulation, checked before anything runs, and the compression overhead of its workers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...codecs.base import Codec
+from ...codecs.stages import Work
 from ...errors import OptionError
-from ...exchange.script import Work
 from ...gossip.absolute import gossip_codec
-from ...gossip.letter import letter_bytes
+from ...gossip.message import gossip_message_bytes
 from ...gossip.topology import Topology, named_topology
 from ...predict.devices import Device, this_machine
 from ...recipe.compose import Recipe, parse
@@ -17,12 +17,12 @@ from ..compare.gossips import Gossip, gossip_names
 from .links import Links
 from .pace import Pace
 
-_PASSES = 6  # over the model, of a step of gossip beside its codec: the update, the mixing, the copies
+_PASSES = 6  # over the model in a step of gossip, beside the codec: update, mixing, copies
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A simulation: who, on which network, for how long."""
+    """A simulation: workers, network, algorithms, steps."""
 
     workers: int = 64
     algorithms: tuple[str, ...] = ("dcd",)
@@ -58,14 +58,14 @@ class Settings:
         if not self.algorithms and not self.recipes:
             raise OptionError("there is nothing to simulate: give --algorithm dcd, or --recipe two-shot-2")
         if self.parameters is not None and (self.parameters < 1 or not self.cost_only):
-            raise OptionError("--parameters, 1 or more, is for --cost-only: what trains has those of its model")
+            raise OptionError("--parameters, 1 or more, is for --cost-only: otherwise the model decides")
         if not self.cores > 0 or not self.bucket_mb > 0:
             raise OptionError("--cores and --bucket-mb are above 0")
         if self.cost_only and (self.loss or self.churn):
-            raise OptionError("--cost-only follows no lost letters and no absences: leave --cost-only out")
+            raise OptionError("--cost-only simulates neither loss nor absences: leave --cost-only out")
         if (self.loss or self.churn) and self.deadline is None:
             raise OptionError(
-                "letters that never come need a --deadline, in seconds, after which nobody waits for them"
+                "lost messages and absences need a --deadline: the seconds after which nobody waits any longer"
             )
         if self.churn is not None and self.recipes:
             raise OptionError("recipes need all workers in every step: give --churn with --algorithm only")
@@ -84,7 +84,7 @@ class Settings:
         return gossip_names(self.algorithms, topology=self.topology, codec=self.codec) + self.recipes
 
     def way(self, name: str) -> Gossip | Recipe:
-        """What a row runs: an algorithm with neighbours, or a recipe."""
+        """The algorithm or the recipe of a row."""
         found = Gossip.named(name)
         if found is not None and found.algorithm != "allreduce":
             self.graph(found)
@@ -113,7 +113,7 @@ class Settings:
         return self.lap or max(1, self.steps // 20)
 
     def of(self, workers: int, *, steps: int) -> Settings:
-        """The same for another number of workers, time only."""
+        """The same for another number of workers, without training."""
         return replace(self, workers=workers, steps=steps, cost_only=True, loss=0.0, churn=None)
 
     def told(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Settings:
 
 
 class Coding:
-    """Seconds of compressing, on a device of which a worker has `cores` cores."""
+    """Compression overhead in seconds, on a device of which a worker has `cores` cores."""
 
     def __init__(self, settings: Settings, codecs: list[Codec]) -> None:
         device = this_machine(codecs) if settings.device == "this" else Device.named(settings.device)
@@ -130,12 +130,12 @@ class Coding:
     def seconds(self, work: list[Work]) -> float:
         return sum(self._device.seconds(one) for one in work) / self._cores
 
-    def letters(self, codec: Codec, numel: int, neighbours: int) -> float:
-        """One encoded, one decoded from each neighbour, and the passes of the step itself."""
+    def messages(self, codec: Codec, numel: int, neighbours: int) -> float:
+        """One message encoded, one decoded from each neighbour, and the passes of the step itself."""
         work = [Work("hook", 1), Work("encode", numel, codec), Work("pass", _PASSES * numel)]
         return self.seconds(work + [Work("add", numel, codec)] * neighbours)
 
 
-def letter_size(gossip: Gossip, numel: int, *, buffers: int = 0) -> int:
-    """Bytes of a letter with nothing but its message."""
-    return letter_bytes(gossip_codec(gossip.codec).wire_bytes(numel), buffers=buffers)
+def message_size(gossip: Gossip, numel: int, *, buffers: int = 0) -> int:
+    """Bytes of one gossip message."""
+    return gossip_message_bytes(gossip_codec(gossip.codec).wire_bytes(numel), buffers=buffers)

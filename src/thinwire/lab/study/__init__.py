@@ -1,4 +1,4 @@
-"""Look at gradients: what shape they have, what error feedback makes of it, and what top-k leaves out.
+"""`thinwire study`: the distribution of gradients, the effect of error feedback on it, and the energy Top-k leaves out.
 
 `thinwire.study` is the function to call: `with thinwire.study(model): ...`. The modules in here are
 imported by name, `from thinwire.lab.study.bounds import contraction`.

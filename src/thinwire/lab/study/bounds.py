@@ -1,4 +1,4 @@
-"""What top-k leaves out, measured, beside Random-k and the two bounds.
+"""The energy that Top-k leaves out: measured, beside Random-k and the two bounds.
 
 |u - TopK(u)|^2 / |u|^2 is at most 1 - k/d for any u, and at most (1 - k/d)^2 where the density of |u| falls from 0 on
 (Shi et al. 2019, arXiv 1911.08772: bell-shaped u). A contraction 1 - delta means a delta; the larger, the better.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import theory
-from ...codecs.sparse import largest
+from ...codecs.select import largest
 from ...codecs.sparsify import random_k, top_k
 from ...errors import OptionError
 from ...rng import Draw
@@ -24,7 +24,7 @@ _ROUNDING = 1e-6  # that float32 may leave of an equality
 
 
 def checked_densities(densities: Sequence[float]) -> tuple[float, ...]:
-    """Above 0 and below 1, in order.
+    """Check densities: above 0 and below 1; returns them in order.
 
     >>> checked_densities([0.1, 0.01])
     (0.01, 0.1)
@@ -62,7 +62,8 @@ def contraction(
         drawn = []
         for number in range(draws):
             one = Draw(start.seed, start.step, f"{start.stream}/random_k", number)
-            values = random_k(density, scaled=False, shared=False).chosen(flat, draw=one).values
+            codec = random_k(density, scaled=False, shared=False)
+            _, values = codec.decode_sparse(codec.encode(flat, draw=one))
             drawn.append(1 - float(values.to(torch.float64).square().sum()) / energy)
         left = max(0.0, 1 - float(kept[k - 1]) / energy)
         rows.append(_row(density, k, d, left=left, drawn=drawn))

@@ -35,7 +35,7 @@ class Density(ABC):
     @classmethod
     @abstractmethod
     def fitted(cls, values: Floats) -> Density:
-        """The most likely one of its family."""
+        """The maximum likelihood fit of this family."""
 
     @abstractmethod
     def log_density(self, values: Floats) -> Floats: ...
@@ -185,7 +185,7 @@ FAMILIES: tuple[type[Density], ...] = (Gaussian, Laplace, StudentT)
 
 @dataclass(frozen=True)
 class Fit:
-    """A density, its log-likelihood in nats an element, and its largest distance from the share of elements below."""
+    """A density, its log-likelihood in nats per element, and its Kolmogorov-Smirnov distance."""
 
     density: Density
     log_likelihood: float
@@ -247,7 +247,7 @@ def _stretched(density: Density, unit: float) -> Density:
 
 
 def density_of(name: str, numbers: dict[str, Any]) -> Density:
-    """A fitted density from what was written of it.
+    """A fitted density from its parameters in a result.
 
     >>> density_of("laplace", {"location": 0.0, "scale": 2.0, "ks": 0.01})
     Laplace(location=0.0, scale=2.0)

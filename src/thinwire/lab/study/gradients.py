@@ -1,4 +1,4 @@
-"""`thinwire study gradients`: trains a workload with simulated workers, by one recipe after the other, and looks.
+"""`thinwire study gradients`: trains a workload by one recipe after the other and describes its gradients.
 
 All workers have the same model, so there is one. Buckets, and which parameters travel exact, are as in `attach`. The u
 that is looked at is that of the first worker.
@@ -30,7 +30,7 @@ _MOST_WORKERS = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """What to train and when to look, checked before anything runs.
+    """The settings of a study, checked before anything runs.
 
     >>> Settings(at=(500,), steps=200)
     Traceback (most recent call last):
@@ -80,7 +80,7 @@ class Settings:
 
 
 class Training:
-    """One recipe in training: `step()` after `step()`, with a look at u where one is asked for."""
+    """One recipe in training. `step()` trains one step and samples u if one is due."""
 
     def __init__(self, settings: Settings, name: str, work: Workload) -> None:
         self.settings, self.work = settings, work
@@ -116,18 +116,18 @@ class Training:
         return sum(losses) / len(losses)
 
     def _mean(self, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """As the recipe delivers it, bucket by bucket; exact parameters are averaged as they are."""
-        parcels = [parcel for parcel in self.layout.parcels if parcel.numel]
+        """The mean by the recipe, bucket by bucket; exact parameters are averaged without compression."""
+        buckets = [bucket for bucket in self.layout.buckets if bucket.numel]
         flats = [
-            {parcel.name: gather(parcel.parts, of_rank, torch.empty(parcel.numel)) for parcel in parcels}
+            {bucket.name: gather(bucket.parts, of_rank, torch.empty(bucket.numel)) for bucket in buckets}
             for of_rank in gradients
         ]
         means = self._group.mean(flats, step=self.steps_done)
         found = {name: torch.empty_like(gradient) for name, gradient in gradients[0].items()}
-        for parcel in self.layout.parcels:
-            if parcel.numel:
-                scatter(parcel.parts, means[parcel.name], found)
-            for part in parcel.exact:
+        for bucket in self.layout.buckets:
+            if bucket.numel:
+                scatter(bucket.parts, means[bucket.name], found)
+            for part in bucket.exact:
                 found[part.name] = torch.stack([of_rank[part.name] for of_rank in gradients]).mean(0)
         return found
 
@@ -140,19 +140,19 @@ class Training:
         return look(tensors, step=self.steps_done, lens=self.settings.lens)
 
     def _u(self, name: str, flat: Tensor) -> Tensor | None:
-        """What the first worker offers of a parameter, or None where that is its gradient."""
-        parcel = self.layout.of[name]
-        part = next((part for part in parcel.parts if part.name == name), None)
+        """u of a parameter on the first worker, or None if it is the gradient itself."""
+        bucket = self.layout.of[name]
+        part = next((part for part in bucket.parts if part.name == name), None)
         if self.recipe.memory is None or part is None:
             return None
-        kept = self._group.memories[0].tensors(parcel.name)
+        kept = self._group.memories[0].tensors(bucket.name)
         if not kept:
             return None
         return compensated(flat, {key: part.of(tensor.view(-1)) for key, tensor in kept.items()}, self.recipe.memory)
 
 
 def study_gradients(settings: Settings, *, on_event: Event = lambda event: None, command: str = "") -> dict[str, Any]:
-    """Train every recipe and look at its u, as `thinwire study gradients --json` writes it.
+    """Train every recipe and describe its u, as `thinwire study gradients --json` writes it.
 
     >>> few = Settings(("dense",), workload="mlp-100k", workers=1, steps=1, at=(0,), lens=Lens(densities=(0.01,)))
     >>> found = study_gradients(few)

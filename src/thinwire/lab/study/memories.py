@@ -1,4 +1,4 @@
-"""u = g + e without touching e: what a memory would make of a gradient, worked out on a twin of it."""
+"""u = g + e without changing e: the input of the codec, computed on a copy of the memory."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from ...reduce.local_group import LocalGroup
 
 
 def compensated(gradient: Tensor, kept: Mapping[str, Tensor], memory: Memory) -> Tensor:
-    """u of a flat gradient, given what a memory of that kind keeps of it; changes neither.
+    """u of a flat gradient, given the residual that a memory of this kind keeps; changes neither.
 
     >>> compensated(torch.tensor([1.0, 2.0]), {"residual": torch.tensor([0.5, 0.0])}, ErrorFeedback())
     tensor([1.5000, 2.0000])
     """
     twin = memory.start()
-    twin.put("u", {key: kept[key].reshape(-1) for key in twin.keeps})
-    return twin.compensate(gradient.to(torch.float32), name="u")
+    twin.put("u", {key: kept[key].reshape(-1).clone() for key in twin.keeps})
+    u = gradient.to(torch.float32, copy=True)
+    found = twin.begin(u, name="u")
+    return u if found.residual is None else u.add_(found.residual, alpha=found.decay)
 
 
 class Source(Protocol):
     """Where e comes from."""
 
     def offered(self, name: str, gradient: Tensor) -> Tensor | None:
-        """u of a parameter whose flat gradient has just come, or None where it is the gradient itself."""
+        """u of a parameter whose flat gradient is ready, or None if it is the gradient itself."""
 
     def end_step(self, gradients: Mapping[str, Tensor]) -> None:
-        """All gradients of a step are known."""
+        """All gradients of a step are ready."""
 
     @property
     def recipe(self) -> str: ...
@@ -54,7 +56,7 @@ class NoMemory:
 
 
 class OfLink:
-    """The memory of an attached link, of this rank. It changes when backward has ended: during it, e is still there."""
+    """The memory of the attached recipe on this rank. It changes after backward, so e is there during it."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -65,15 +67,14 @@ class OfLink:
 
     def offered(self, name: str, gradient: Tensor) -> Tensor | None:
         # Not link.residual(name), which copies the memory of the whole model for each name.
-        link, carrier = self.link, self.link.carrier
-        parcel = link.layout.of.get(name)
-        if carrier.memory is None or parcel is None:
+        residuals, bucket = self.link.reducer.residuals, self.link.layout.of.get(name)
+        if residuals.memory is None or bucket is None:
             return None
-        part = next((part for part in parcel.parts if part.name == name), None)
-        kept = carrier.memory.tensors(parcel.name)
-        if part is None or not kept:  # it travels exact, or nothing is owed yet
+        part = next((part for part in bucket.parts if part.name == name), None)
+        kept = residuals.memory.tensors(bucket.name)
+        if part is None or not kept:  # it is sent exactly, or has no residual yet
             return None
-        kind = carrier.recipe_of(parcel.name).memory or ErrorFeedback()
+        kind = residuals.recipe_of(bucket.name).memory or ErrorFeedback()
         return compensated(gradient, {key: part.of(tensor.view(-1)) for key, tensor in kept.items()}, kind)
 
     def end_step(self, gradients: Mapping[str, Tensor]) -> None:
@@ -81,7 +82,7 @@ class OfLink:
 
 
 class OwnMemory:
-    """What error feedback would do: a memory for the study alone, fed with the gradients that come by.
+    """Error feedback for the study alone: a memory that is fed with the gradients of training.
 
     Every parameter is compressed for itself; those that `attach` would send exact are left out.
     """
@@ -111,7 +112,7 @@ class OwnMemory:
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, Link | None]:
-    """The model whose names count, and the link that is attached to it, if one is.
+    """The module inside DDP, and the recipe attached to it, if any.
 
     >>> layer = nn.Linear(2, 2)
     >>> unwrapped(layer) == (layer, None)

@@ -1,4 +1,4 @@
-"""The shape of numbers without a family of densities: moments, histogram, and whether it has one hump.
+"""The distribution of a tensor without a parametric family: moments, histogram, and whether it has one hump.
 
 `Hump.departure` is the share of the mass that must move to make a histogram have one hump: half the sum of |h - m|,
 where m is the histogram that least squares makes rise up to a mode and fall after it (pool adjacent violators), for the
@@ -30,7 +30,7 @@ _COVERED = 0.99  # of the elements lie in the range of a histogram
 
 @dataclass(frozen=True)
 class Moments:
-    """Of all elements; `kurtosis` is 0 for a Gaussian, 3 for a Laplace density; both ratios are 0 for a constant."""
+    """Moments of all elements. `kurtosis` is 0 for a Gaussian and 3 for a Laplace density; a constant has 0 and 0."""
 
     numel: int
     mean: float
@@ -74,7 +74,7 @@ def moments(x: Tensor) -> Moments:
 
 
 def _pieces(flat: Tensor) -> Iterator[Tensor]:
-    """In float64, a part at a time: a large tensor is not held twice."""
+    """In float64, part by part, so that a large tensor is not held twice."""
     return (piece.to(torch.float64) for piece in torch.split(flat, _AT_ONCE))
 
 
@@ -111,13 +111,13 @@ class Histogram:
 
     @property
     def density(self) -> Floats:
-        """By element and unit of x, so that a density fitted to all elements can be drawn over it."""
+        """Density over all elements, so that a fitted density can be drawn over it."""
         total = sum(self.counts) + self.outside
         return np.asarray(self.counts, dtype=np.float64) / (total * self.width)
 
 
 def histogram(x: Tensor, *, bins: int = BINS) -> Histogram:
-    """Around 0 and as wide as 99 % of the elements.
+    """A histogram around 0, as wide as 99 % of the elements.
 
     An odd number of bins would hide what happens at 0 in one of them; two share it.
 
@@ -129,7 +129,7 @@ def histogram(x: Tensor, *, bins: int = BINS) -> Histogram:
 
 
 def histogram_of_sizes(x: Tensor, *, bins: int = BINS) -> Histogram:
-    """The same of |x|, from 0 on.
+    """A histogram of |x|, from 0 on.
 
     >>> histogram_of_sizes(torch.tensor([-4.0, 1.0, 2.0, 4.0]), bins=2).counts
     (1, 3)
@@ -139,7 +139,7 @@ def histogram_of_sizes(x: Tensor, *, bins: int = BINS) -> Histogram:
 
 
 def _reach(flat: Tensor) -> float:
-    """The 99 % quantile of |x|, or the largest of it where that is 0."""
+    """The 99 % quantile of |x|, or the largest |x| if that is 0."""
     sizes = flat.abs()
     rank = min(sizes.numel(), max(1, math.ceil(_COVERED * sizes.numel())))
     found = float(sizes.kthvalue(rank).values)
@@ -165,7 +165,7 @@ class Hump:
 
     @property
     def one(self) -> bool:
-        """No more than 1 % of the mass, or than chance explains, would have to move."""
+        """Whether the mass that would have to move is below 1 % or explained by chance."""
         return self.departure <= max(TOLERATED, 2 * self.noise)
 
     def told(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def unimodality(found: Histogram) -> Hump:
 
 
 def falling(found: Histogram) -> Hump:
-    """Whether a histogram of |x| falls from 0 on: what the bound (1 - k/d)^2 of top-k rests on.
+    """Whether a histogram of |x| falls from 0 on: the assumption of the bound (1 - k/d)^2 of Top-k.
 
     >>> falling(Histogram(0, 1, (900, 200, 100, 50), 0)).departure
     0.0
@@ -204,13 +204,13 @@ def falling(found: Histogram) -> Hump:
 
 
 def _shares(found: Histogram) -> Floats:
-    """Of what lies inside: tails beyond the range are taken to go on falling."""
+    """Shares of the elements inside; beyond the range the tails are assumed to fall."""
     counts = np.asarray(found.counts, dtype=np.float64)
     return counts / max(1.0, float(counts.sum()))
 
 
 def _noise(shares: Floats, found: Histogram) -> float:
-    """The mean of half sum |h - truth|, for h counted from that many elements.
+    """The expected half sum |h - truth|, for h counted from that many elements.
 
     Least squares onto an order brings h no farther from any histogram of that order, in the sum of absolute
     differences; so what departs from one hump by chance is at most twice this, on average.
@@ -235,5 +235,5 @@ def _isotonic(values: Floats) -> Floats:
 
 
 def _beginnings(shares: Floats) -> list[Floats]:
-    """The isotonic fit of every beginning, the empty one included."""
+    """The isotonic fit of every prefix, the empty one included."""
     return [_isotonic(shares[:length]) if length else np.zeros(0) for length in range(len(shares) + 1)]

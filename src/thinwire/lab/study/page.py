@@ -1,18 +1,22 @@
-"""The page of a study: one self-contained HTML file, in the style of the reports."""
+"""The page of a study: one self-contained HTML file with tables, histograms and curves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ...errors import OptionError
-from ..report import figures
-from ..report.curves import styles
-from ..report.markup import escape, policy, script_json, tag
+from ..draw import numbers
+from ..draw.chart import Line, lines_on_page
+from ..draw.legend import key, swatch
+from ..draw.markup import escape, script_json, tag
+from ..draw.numbers import cell
+from ..draw.page import THEME_BUTTON, asset, document
+from ..draw.page import write_page as write_text
+from ..draw.palette import styles
 from ..report.tables import facts
-from . import draw
+from . import shapes
 from .page_bounds import bound_section, layer_section
 from .page_parts import Row, caption, recipe_name, section, shown_density
 from .result import HEADS, KIND, SCHEMA, WORDS, at_density, percent, sentences
@@ -34,16 +38,6 @@ def render_page(result: Mapping[str, Any]) -> str:
     """
     rows = _checked(result)
     colours = [str(style["colour"]) for style in styles(rows)]
-    script = _asset("thinwire.lab.report", "theme.js")
-    style = _asset("thinwire.lab.report", "report.css") + _asset(__package__, "study.css")
-    head = (
-        '<meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy(script))}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(result['headline'])} - thinwire</title>"
-        f'<link rel="icon" href="data:,"><style>{style}</style>'
-    )
     parts = [
         _header(result),
         _table(rows, colours),
@@ -55,19 +49,13 @@ def render_page(result: Mapping[str, Any]) -> str:
         _machinery(result),
     ]
     data = f'<script type="application/json" id="result">{script_json(dict(result))}</script>'
-    body = tag("main", "".join(parts)) + data + f"<script>{script}</script>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+    body = tag("main", "".join(parts)) + data
+    return document(body, title=f"{result['headline']} - thinwire", style=asset(__package__, "study.css"))
 
 
 def write_page(result: Mapping[str, Any], path: str | Path) -> Path:
     """Write the page to a file, and return its path."""
-    place = Path(path)
-    text = render_page(result)
-    try:
-        place.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise OptionError(f"cannot write {place}: {problem.strerror}; choose another file") from problem
-    return place
+    return write_text(render_page(result), path)
 
 
 def _checked(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -82,27 +70,20 @@ def _checked(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _asset(package: str | None, name: str) -> str:
-    return (files(str(package)) / "assets" / name).read_text(encoding="utf-8")
-
-
-# ------------------------------------------------------------------------------------------------------------ the parts
-
-
 def _header(result: Mapping[str, Any]) -> str:
     created = str(result["created"])
     settings = result["settings"]
     said = [
         str(settings.get("workload") or settings.get("model") or ""),
-        f"{figures.plain(settings['parameters'])} parameters" if settings.get("parameters") else "",
+        f"{numbers.plain(settings['parameters'])} parameters" if settings.get("parameters") else "",
         f"{settings['workers']} workers" if settings.get("workers") else "",
-        f"{figures.plain(settings['steps'])} steps" if settings.get("steps") else "",
+        f"{numbers.plain(settings['steps'])} steps" if settings.get("steps") else "",
         str(settings.get("optimizer") or ""),
     ]
     top = (
         tag("span", "thinwire study", class_="brand")
         + tag("time", escape(created.replace("T", " ").replace("Z", " UTC")), datetime=created)
-        + '<button type="button" id="theme" aria-label="switch between light and dark">dark</button>'
+        + THEME_BUTTON
     )
     words = "".join(tag("li", escape(sentence)) for sentence in sentences(result))
     return tag(
@@ -125,11 +106,11 @@ def _table(rows: Sequence[Row], colours: Sequence[str]) -> str:
             cells = [
                 tag("td", f"{sample['step']:,}", data_value=sample["step"]),
                 tag("td", f"{whole['memory_share']:.0%}", data_value=whole["memory_share"]),
-                draw.cell(whole["kurtosis"], 1),
+                cell(whole["kurtosis"], 1),
                 tag("td", escape(best)),
-                draw.cell(fit.get("ks"), 3),
+                cell(fit.get("ks"), 3),
                 tag("td", f"{whole['hump']['departure']:.2%}", data_value=whole["hump"]["departure"]),
-                *(draw.cell(one.get(key), 4) for key in ("top_k", "classic", "bell")),
+                *(cell(one.get(key), 4) for key in ("top_k", "classic", "bell")),
             ]
             lines.append(tag("tr", tag("th", recipe_name(row, colour), scope="row") + "".join(cells)))
     head = tag("thead", tag("tr", "".join(tag("th", escape(name), scope="col") for name in HEADS)))
@@ -145,13 +126,13 @@ def _table(rows: Sequence[Row], colours: Sequence[str]) -> str:
 
 
 def _shapes(rows: Sequence[Row], colours: Sequence[str]) -> str:
-    parts = [draw.fit_legend()]
-    between = draw.heights([sample["whole"] for row in rows for sample in row["samples"]])
+    parts = [shapes.fit_legend()]
+    between = shapes.heights([sample["whole"] for row in rows for sample in row["samples"]])
     for row, colour in zip(rows, colours, strict=True):
         drawn = []
         for sample in row["samples"]:
             said = f"step {sample['step']:,}"
-            svg = draw.shape(sample["whole"], between=between, label=f"u of {row['recipe']} at {said}")
+            svg = shapes.shape(sample["whole"], between=between, label=f"u of {row['recipe']} at {said}")
             best = tag("small", escape(WORDS[sample["whole"]["best"]]))
             drawn.append(tag("figure", tag("figcaption", tag("b", escape(said)) + best) + svg))
         parts.append(tag("h3", recipe_name(row, colour)) + tag("div", "".join(drawn), class_="grid-of-shapes"))
@@ -166,13 +147,13 @@ def _over_training(rows: Sequence[Row], colours: Sequence[str]) -> str:
     if max(len(row["samples"]) for row in rows) < 2:
         return ""
 
-    def series(value: Any) -> list[draw.Line]:
+    def series(value: Any) -> list[Line]:
         found = []
         for row, colour in zip(rows, colours, strict=True):
-            spots = [(float(sample["step"]), value(sample["whole"])) for sample in row["samples"]]
-            known = [(x, float(y)) for x, y in spots if y is not None and y > 0]
+            looks = [(float(sample["step"]), value(sample["whole"])) for sample in row["samples"]]
+            known = [(x, float(y)) for x, y in looks if y is not None and y > 0]
             if known:
-                found.append(draw.Line(row["recipe"], colour, known, dots=True))
+                found.append(Line.through(row["recipe"], known, colour=colour, marks=True))
         return found
 
     def left(whole: Row) -> float | None:
@@ -186,11 +167,10 @@ def _over_training(rows: Sequence[Row], colours: Sequence[str]) -> str:
     ]
     drawn = []
     for title, down, lines, log in charts:
-        svg = draw.lines(lines, across="step", down=down, label=title, log_y=log, wide=380, high=260)
+        svg = lines_on_page(lines, across="step", down=down, label=title, log_y=log, width=380, height=260)
         if svg:
             drawn.append(tag("figure", tag("figcaption", tag("b", escape(title))) + svg))
-    items = [tag("li", draw.swatch(colour) + escape(row["recipe"])) for row, colour in zip(rows, colours, strict=True)]
-    legend = tag("ul", "".join(items), class_="key")
+    legend = key([(swatch(colour), row["recipe"]) for row, colour in zip(rows, colours, strict=True)])
     words = (
         "Of the whole model. The fewer degrees of freedom, the heavier the tails; from 30 or so on, they are Gaussian."
     )
@@ -206,10 +186,10 @@ def _feedback(rows: Sequence[Row], colours: Sequence[str]) -> str:
             continue
         last = remembered[-1]
         said = f"{row['recipe']}, step {last['step']:,}"
-        svg = draw.two_shapes(last["whole"], colour=colour, label=f"gradient and u of {said}")
-        legend = tag("li", draw.swatch(colour, area=True) + "u = g + e") + tag("li", draw.swatch("ref") + "gradient g")
+        svg = shapes.two_shapes(last["whole"], colour=colour, label=f"gradient and u of {said}")
+        legend = key([(swatch(colour, area=True), "u = g + e"), (swatch("ref"), "gradient g")])
         title = tag("figcaption", tag("b", escape(said)))
-        parts.append(tag("figure", title + tag("ul", legend, class_="key") + svg))
+        parts.append(tag("figure", title + legend + svg))
         lines += [_change(row, colour, sample) for sample in remembered]
     if not parts:
         return ""
@@ -235,9 +215,9 @@ def _change(row: Row, colour: str, sample: Row) -> str:
     cells = [
         tag("td", f"{sample['step']:,}", data_value=sample["step"]),
         tag("td", f"{whole['memory_share']:.0%}", data_value=whole["memory_share"]),
-        *(draw.cell(one["kurtosis"], 1) for one in (gradient, whole)),
-        *(draw.cell(freedom(one), 1) for one in (gradient, whole)),
-        *(draw.cell(one["largest"] / one["std"] if one["std"] else None, 1) for one in (gradient, whole)),
+        *(cell(one["kurtosis"], 1) for one in (gradient, whole)),
+        *(cell(freedom(one), 1) for one in (gradient, whole)),
+        *(cell(one["largest"] / one["std"] if one["std"] else None, 1) for one in (gradient, whole)),
     ]
     return tag("tr", tag("th", recipe_name(row, colour), scope="row") + "".join(cells))
 

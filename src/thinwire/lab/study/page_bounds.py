@@ -1,11 +1,13 @@
-"""The sections of a study's page on top-k: what it leaves out against the bounds, and every layer in a table."""
+"""The sections on Top-k of a study's page: the energy it leaves out beside the bounds, and a table of all layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..report.markup import escape, tag
-from . import draw
+from ..draw.chart import Line, lines_on_page
+from ..draw.legend import key, swatch
+from ..draw.markup import escape, tag
+from ..draw.numbers import cell
 from .page_parts import Row, caption, recipe_name, section, shown_density
 from .result import WORDS, at_density, percent
 
@@ -20,27 +22,36 @@ def bound_section(rows: Sequence[Row], colours: Sequence[str]) -> str:
     ]
     if not known:
         return ""
-    legend = tag("li", draw.swatch("s0") + "top-k, measured") + tag("li", draw.swatch("s4") + "Random-k, measured")
-    legend += "".join(tag("li", draw.swatch(colour, dash) + escape(name)) for _, name, colour, dash in _BOUNDS)
+    legend = key(
+        [
+            (swatch("s0"), "top-k, measured"),
+            (swatch("s4"), "Random-k, measured"),
+            *((swatch(colour, dash), name) for _, name, colour, dash in _BOUNDS),
+        ]
+    )
     left_out = "".join(_left_out(row, sample) for row, _, sample in known)
     gain = [
-        draw.Line(row["recipe"], colour, _multiples(sample["whole"]["contraction"], "top_k"), dots=True)
+        Line.through(row["recipe"], _multiples(sample["whole"]["contraction"], "top_k"), colour=colour, marks=True)
         for row, colour, sample in known
     ]
     gain += [
-        draw.Line(name, colour, _multiples(known[0][2]["whole"]["contraction"], key), dash)
-        for key, name, colour, dash in _BOUNDS
+        Line.through(
+            name, _multiples(known[0][2]["whole"]["contraction"], bound), colour=colour, dash=dash, marks=False
+        )
+        for bound, name, colour, dash in _BOUNDS
     ]
-    svg = draw.lines(
+    svg = lines_on_page(
         gain, across="density k/d", down="delta in units of k/d", label="delta over k/d", log_x=True, log_y=True
     )
-    of_recipes = [tag("li", draw.swatch(colour) + escape(row["recipe"])) for row, colour, _ in known]
-    of_bounds = [tag("li", draw.swatch(colour, dash) + escape(f"{name} implies")) for _, name, colour, dash in _BOUNDS]
+    second_legend = key(
+        [
+            *((swatch(colour), row["recipe"]) for row, colour, _ in known),
+            *((swatch(colour, dash), f"{name} implies") for _, name, colour, dash in _BOUNDS),
+        ]
+    )
     second = tag(
         "figure",
-        tag("figcaption", tag("b", "How much better than the classic bound"))
-        + tag("ul", "".join(of_recipes + of_bounds), class_="key")
-        + svg,
+        tag("figcaption", tag("b", "How much better than the classic bound")) + second_legend + svg,
         id="multiples",
     )
     words = (
@@ -50,7 +61,7 @@ def bound_section(rows: Sequence[Row], colours: Sequence[str]) -> str:
     return section(
         "contraction",
         "What top-k leaves out",
-        tag("ul", legend, class_="key"),
+        legend,
         tag("div", left_out + second, class_="pair"),
         caption(words),
     )
@@ -59,15 +70,15 @@ def bound_section(rows: Sequence[Row], colours: Sequence[str]) -> str:
 def _left_out(row: Row, sample: Row) -> str:
     told = sample["whole"]["contraction"]
     lines = [
-        draw.Line("top-k", "s0", [(one["density"], one["top_k"]) for one in told], dots=True),
-        draw.Line("Random-k", "s4", [(one["density"], one["random_k"]) for one in told], dots=True),
+        Line.through("top-k", [(one["density"], one["top_k"]) for one in told], colour="s0", marks=True),
+        Line.through("Random-k", [(one["density"], one["random_k"]) for one in told], colour="s4", marks=True),
     ]
     lines += [
-        draw.Line(name, colour, [(one["density"], one[key]) for one in told], dash)
-        for key, name, colour, dash in _BOUNDS
+        Line.through(name, [(one["density"], one[bound]) for one in told], colour=colour, dash=dash, marks=False)
+        for bound, name, colour, dash in _BOUNDS
     ]
     said = f"{row['recipe']}, step {sample['step']:,}"
-    svg = draw.lines(
+    svg = lines_on_page(
         lines, across="density k/d", down="left out of |u|²", label=f"left out by top-k, {said}", log_x=True
     )
     return tag("figure", tag("figcaption", tag("b", escape(said))) + svg)
@@ -109,12 +120,12 @@ def _layer(name: str, one: Row) -> str:
     cells = [
         tag("td", f"{one['numel']:,}", data_value=one["numel"]),
         tag("td", f"{one['zeros']:.0%}", data_value=one["zeros"]),
-        draw.cell(one["kurtosis"], 1),
+        cell(one["kurtosis"], 1),
         tag("td", escape(WORDS[one["best"]])),
-        *(draw.cell(one["fits"].get(family, {}).get("ks"), 3) for family in ("gaussian", "laplace", "student_t")),
+        *(cell(one["fits"].get(family, {}).get("ks"), 3) for family in ("gaussian", "laplace", "student_t")),
         tag("td", f"{one['hump']['departure']:.1%}", data_value=one["hump"]["departure"]),
         tag("td", "yes" if falls else "no", class_=None if falls else "no"),
-        draw.cell(told.get("top_k"), 3),
-        draw.cell(multiple, 1),
+        cell(told.get("top_k"), 3),
+        cell(multiple, 1),
     ]
     return tag("tr", tag("th", escape(name), scope="row") + "".join(cells))

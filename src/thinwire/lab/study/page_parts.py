@@ -1,11 +1,11 @@
-"""What the sections of a study's page share."""
+"""Parts that all sections of a study's page share: headings, captions, names of recipes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..report.markup import escape, tag
+from ..draw.markup import escape, tag
 from .result import ASKED, at_density
 
 Row = Mapping[str, Any]

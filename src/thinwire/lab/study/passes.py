@@ -1,4 +1,4 @@
-"""How often code reads a tensor: counted while it runs, so that no selector's price is only claimed."""
+"""Counts how often code reads a tensor while it runs: the passes of a selector are measured, not claimed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Passes(TorchFunctionMode):
 
     @property
     def count(self) -> float:
-        """Elements read over elements there."""
+        """Elements read over elements of the tensor."""
         return self._read / self._numel
 
     def __torch_function__(

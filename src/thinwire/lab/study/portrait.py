@@ -1,4 +1,4 @@
-"""Everything that is said of one tensor: u = g + e of a parameter or of the whole model, at one step."""
+"""The description of one tensor: u = g + e of a parameter or of the whole model, at one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .distributions import LEAST, best, fits
 
 @dataclass(frozen=True)
 class Lens:
-    """How closely to look: at how many elements for fits, and at which densities for top-k.
+    """The options of a description: elements for fits, and densities for Top-k.
 
     `elements`: of each tensor, drawn by `seed`, densities are fitted to; histograms, moments and top-k see all of them.
     `least`: parameters with fewer elements are part of the whole model only. `most`: elements of the model that are
@@ -49,7 +49,7 @@ class Lens:
 
 
 def portrait(u: Tensor, *, gradient: Tensor | None = None, name: str, step: int, lens: Lens) -> dict[str, Any]:
-    """Shape and contraction of u, and the shape of the gradient in it where something else is in it, too.
+    """Distribution and contraction of u, and the distribution of the gradient if a residual was added to it.
 
     >>> u = torch.randn(5000, generator=torch.Generator().manual_seed(0))
     >>> found = portrait(u, name="weight", step=0, lens=Lens())
@@ -64,10 +64,10 @@ def portrait(u: Tensor, *, gradient: Tensor | None = None, name: str, step: int,
     if gradient is None:
         return found | {"memory_share": 0.0, "gradient": None}
     rest = flat.to(torch.float64) - gradient.detach().reshape(-1).to(torch.float64)
-    owed = float(rest.square().sum())
-    # A share, also where gradient and memory point against each other: of the two energies, not of their sum's.
-    of_both = owed + float(gradient.detach().to(torch.float64).square().sum())
-    share = owed / of_both if of_both else 0.0
+    residual = float(rest.square().sum())
+    # A share of the two energies, not of the energy of the sum: gradient and residual may point against each other.
+    of_both = residual + float(gradient.detach().to(torch.float64).square().sum())
+    share = residual / of_both if of_both else 0.0
     return found | {"memory_share": share, "gradient": _shape(gradient.detach().reshape(-1), draw, lens)}
 
 
@@ -87,7 +87,7 @@ def _shape(flat: Tensor, draw: Draw, lens: Lens) -> dict[str, Any]:
 
 
 def _fitted(flat: Tensor, draw: Draw, lens: Lens) -> dict[str, Any]:
-    """Of what is not zero: no density has a spike, and rectified units leave many zeros."""
+    """Fits to the elements that are not zero: rectified units leave many zeros, and no density has a spike."""
     chosen = shape.sample(flat, lens.elements, draw=draw).to(torch.float64).cpu().numpy()
     chosen = chosen[chosen != 0.0]
     if len(np.unique(chosen[: 2 * LEAST])) < LEAST:
@@ -99,7 +99,7 @@ def _fitted(flat: Tensor, draw: Draw, lens: Lens) -> dict[str, Any]:
 def look(
     tensors: Sequence[tuple[str, Tensor, Tensor | None]], *, step: int, lens: Lens, share: float = 1.0
 ) -> dict[str, Any]:
-    """A sample of one step: every tensor (name, u, and the gradient where that is not u), and all as one.
+    """A sample of one step: every tensor (name, u, and the gradient if it differs from u), and all as one.
 
     >>> sample = look([("a", torch.randn(2000), None), ("b", torch.randn(10), None)], step=3, lens=Lens())
     >>> sample["step"], list(sample["layers"]), sample["whole"]["numel"]

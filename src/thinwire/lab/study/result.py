@@ -1,4 +1,4 @@
-"""What a study found, as data and in words: the same for a user's own model and for `thinwire study gradients`."""
+"""The result of a study, as data and in words, for a user's own model and for `thinwire study gradients`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def result_of(
 
 
 def portraits(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Of every recipe, step and layer, and of the whole model; those that are not finite are left out."""
+    """All descriptions: of every recipe, step and layer, and of the whole model; without those that are not finite."""
     for row in rows:
         for sample in row["samples"]:
             for one in (sample["whole"], *sample["layers"].values()):
@@ -52,7 +52,7 @@ def portraits(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def at_density(portrait: Mapping[str, Any], density: float = ASKED) -> Mapping[str, Any] | None:
-    """The row of the contraction that is nearest to a density."""
+    """The contraction at the density that is nearest to the given one."""
     rows: Sequence[Mapping[str, Any]] = portrait.get("contraction") or ()
     return min(rows, key=lambda row: abs(float(row["density"]) - density), default=None)
 
@@ -82,7 +82,7 @@ def _findings(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _headline(rows: Sequence[Mapping[str, Any]], findings: Mapping[str, Any]) -> str:
-    """Of the last recipe, at its last step: what top-k keeps."""
+    """The energy that Top-k keeps of the last recipe at its last step."""
     whole = rows[-1]["samples"][-1]["whole"]
     one = at_density(whole) if whole["finite"] else None
     if one is None:
@@ -95,7 +95,7 @@ def _headline(rows: Sequence[Mapping[str, Any]], findings: Mapping[str, Any]) ->
 
 
 def percent(share: float) -> str:
-    """Two digits that count.
+    """A percentage with two significant digits.
 
     >>> percent(0.01), percent(0.3456), percent(0.00123)
     ('1 %', '35 %', '0.12 %')
@@ -128,7 +128,7 @@ def _cells(whole: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """What the numbers say, one sentence each."""
+    """The findings, one sentence each."""
     found = result["findings"]
     best = ", ".join(f"{WORDS[name]} {count}" for name, count in found["best"].items())
     said = [

@@ -1,4 +1,4 @@
-"""`study`: looks at the gradients of a training loop that knows nothing of it.
+"""`study`: samples the gradients of a training loop without changing it.
 
 What is looked at is a parameter's `.grad` as the last backward pass before an optimizer step has left it: before DDP
 averages, before clipping. A step is a step of an optimizer that holds parameters of the model. So gradients that
@@ -40,21 +40,21 @@ def study(
     most: int = 50_000_000,
     seed: int = 0,
 ) -> Study:
-    """Look at u = g + e of every parameter and of the whole model while it trains. Training stays the same to the bit.
+    """Describe u = g + e of every parameter and of the whole model while it trains. Training keeps the same bits.
 
-    Use it as `with study(model) as found:` around the training loop, then `found.write("study.html")`. e is what an
-    attached link of this rank remembers; without one it is zero, or what `recipe` would remember.
+    Use it as `with study(model) as found:` around the training loop, then `found.write("study.html")`. e is the
+    residual of the attached recipe on this rank. Without one it is zero, or the residual that `recipe` would keep.
 
     Args:
-        model: any module; a DDP model, with thinwire attached or not; or what torch.compile made of one.
-        every: steps from one look to the next; the first step is looked at.
-        at: the steps to look at instead, counted from 0.
-        steps: after so many, nothing is looked at any more and nothing costs time.
-        recipe: where no link is attached, a recipe with a memory, such as `"ef|top_k:0.01|all_gather"`: what error
-            feedback would add to the gradients. It is compressed for the study alone, at every step.
-        densities: the shares of the elements that top-k is asked to keep.
-        elements: how many of a tensor densities are fitted to; least, most: see `Lens`.
-        seed: of what is drawn.
+        model: any module; a DDP model, with thinwire attached or not; or one from torch.compile.
+        every: steps from one sample to the next; the first step is sampled.
+        at: the steps to sample instead, counted from 0.
+        steps: the study ends after this number of steps and costs no time any more.
+        recipe: if none is attached, a recipe with a memory, such as `"ef|top_k:0.01|all_gather"`, whose residual is
+            added to the gradients. It compresses every step, for the study alone.
+        densities: the shares of the elements that Top-k keeps.
+        elements: the number of elements of a tensor that densities are fitted to; least, most: see `Lens`.
+        seed: the seed of all draws.
 
     >>> model = nn.Linear(64, 64)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -128,7 +128,7 @@ class Study:
         self.close()
 
     def close(self) -> None:
-        """Look at nothing any more; what was seen stays."""
+        """Stop sampling; the samples stay."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -160,7 +160,7 @@ class Study:
         return arrived
 
     def _take(self, name: str, gradient: Tensor) -> None:
-        """A copy, because DDP is about to average it; of a large model, of some elements only."""
+        """Copy a gradient, because DDP will average it; of a large model, copy some elements only."""
         flat = gradient.reshape(-1).to(torch.float32, copy=True)
         u = self._source.offered(name, flat) if self._wanted() else None
         if self._share < 1.0 and not isinstance(self._source, OwnMemory):
@@ -177,7 +177,7 @@ class Study:
         return self.steps_seen in self._at if self._at is not None else self.steps_seen % self._every == 0
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Two optimizers of one model end one step: the second finds nothing that is new."""
+        """Two optimizers of one model end the same step: the second has no new gradients."""
         ours = any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"])
         if ours:
             self.step()
@@ -194,7 +194,7 @@ class Study:
     # ---------------------------------------------------------------------------------------------------- afterwards
 
     def result(self) -> dict[str, Any]:
-        """Everything that was seen, as `json` writes it: `schema` 1, `kind` "study"."""
+        """All samples, as `json` writes them: `schema` 1, `kind` "study"."""
         if not self.samples:
             raise OptionError(
                 "nothing was sampled: no optimizer with parameters of this model made a step that was to be looked at; "

@@ -1,4 +1,4 @@
-"""What selectors are tried on: tensors drawn by seed, gradients recorded while a model trains, a user's own file."""
+"""Data for selectors: tensors drawn by seed, gradients recorded while a model trains, or a user's file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _RECORD_AT = 50  # steps of training before a single gradient is recorded
 
 
 class Source(ABC):
-    """Gradients by name, one or a stream of them."""
+    """A source of gradients: one, or a stream of them."""
 
     name: str
     sizes_of_its_own = False  # a recorded gradient is as long as its model
 
     @abstractmethod
     def stream(self, numel: int, *, seed: int) -> Iterator[Tensor]:
-        """One flat float32 gradient for each step, without an end."""
+        """An endless stream of flat float32 gradients, one for each step."""
 
     def one(self, numel: int, *, seed: int) -> Tensor:
         """A single gradient, as it is without error feedback."""
@@ -39,7 +39,7 @@ class Source(ABC):
 
 
 class Drawn(Source):
-    """Noise of one kind, a new one each step.
+    """Noise of one distribution, drawn anew at each step.
 
     `layers`: eight Gaussian parts whose scales fall from 1 to 1/1000, as layers of a network have scales of their own.
 
@@ -106,7 +106,7 @@ def _train_one(
 
 
 class FromFile(Source):
-    """What a user saved with `torch.save`: a tensor or a dict of tensors, or a list of these, one for each step.
+    """A file of `torch.save`: a tensor or a dict of tensors, or a list of these, one for each step.
 
     Several steps are gone through again and again.
     """
@@ -139,7 +139,7 @@ def _flat(path: str, content: Any) -> Tensor:
 
 
 def sources(names: list[str], *, file: str | None = None, data: str | None = None) -> list[Source]:
-    """By name; a file comes last.
+    """Sources by name; a file comes last.
 
     >>> [source.name for source in sources(["gaussian", "mlp"])]
     ['gaussian', 'mlp']

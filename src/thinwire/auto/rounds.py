@@ -1,0 +1,83 @@
+"""Rounds over the network: gathers the reports of all ranks while the optimizer runs, and broadcasts decisions."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import torch
+
+from ..comm.network import Network, Pending
+from .agreement import Agreement, Decision
+from .alarm import Alarm
+from .reports import RankReport, check_reports
+
+_LAST_SECONDS = 5.0  # that the end of a program waits for a round
+_LATENCIES = 3  # rounds whose shortest time is the latency
+
+
+class Rounds:
+    """One rank's side of the rounds. All ranks make the same calls in the same order.
+
+    A round starts after one step and is finished before the next, so it delays a step only on a link with a very long
+    latency.
+    """
+
+    def __init__(self, network: Network, first: Decision) -> None:
+        self._network = network
+        network.spans = network.spans or []
+        self.agreement, self._alarm = Agreement(first), Alarm()
+        self._pending: Pending | None = None
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES)
+
+    def restart(self, first: Decision) -> None:
+        """Finish a round that is under way, and begin anew with this decision."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        self.agreement, self._alarm = Agreement(first), Alarm()
+
+    @property
+    def started(self) -> bool:
+        return self._pending is not None
+
+    @property
+    def latency(self) -> float:
+        """The shortest of the last rounds in seconds; 0 before the first."""
+        return min(self._latencies) if self._latencies else 0.0
+
+    def start(self, report: RankReport) -> None:
+        self._pending = self._network.start_all_gather(self._tensor(report.numbers()))
+
+    def finish(self) -> tuple[list[RankReport], bool]:
+        """Wait for the reports of all ranks. The flag says whether all of them should hurry."""
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        reports = [RankReport.from_numbers(row) for row in pending.wait().tolist()]
+        spans = self._network.take_spans()
+        if spans:  # the round itself began last
+            begin, end = spans[-1]
+            self._latencies.append(end - begin)
+        check_reports(reports, number=self.agreement.round)
+        exchange = [report.measured.last_exchange for report in reports]
+        return reports, self._alarm.update(exchange, step=max(report.measured.seconds for report in reports))
+
+    def give_up(self) -> None:
+        """The program ends: a message under way would end it with an abort, so it gets a moment to arrive."""
+        pending, self._pending = self._pending, None
+        end = time.monotonic() + _LAST_SECONDS
+        while pending is not None and not pending.done() and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def broadcast(self, decision: Decision) -> Decision:
+        """The decision of rank 0, in a message of its own."""
+        numbers = self._network.broadcast(self._tensor(decision.numbers()), source=0).tolist()
+        self._network.take_spans()
+        return Decision.from_numbers(numbers)
+
+    def largest(self, value: float) -> float:
+        """The maximum over the ranks."""
+        return float(self._network.all_reduce(self._tensor([value]), op="max"))
+
+    def _tensor(self, numbers: list[float]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.float64, device=self._network.device)

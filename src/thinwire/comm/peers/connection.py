@@ -1,0 +1,124 @@
+"""One gloo connection between two ranks: a thread that sends, a thread that receives."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .transport import PeerGoneError, seconds_until
+
+_FOREVER = timedelta(days=30)
+_SIZE = torch.int64
+_LEAVING = -1  # sent in place of a size
+_POSTED = 4  # message sizes for which a receive is posted in advance
+
+
+class Connection:
+    """Sends and receives messages over a gloo group of two ranks, the other of which has number `other` in it.
+
+    The size of a message travels before it; a size of -1 says that the sender leaves. The tag of a message depends on
+    its size. So the receive for another message of the last size can be posted before that message is announced, which
+    saves the round trip in which gloo asks for a buffer.
+    """
+
+    def __init__(self, group: Any, other: int, peer: int, delay: Callable[[int], float] | None) -> None:
+        self._group, self._other, self._peer, self._delay = group, other, peer, delay
+        self._outgoing: queue.Queue[Tensor | None] = queue.Queue()
+        self._incoming: queue.Queue[Tensor | PeerGoneError] = queue.Queue()
+        self._gone: PeerGoneError | None = None
+        names = (f"thinwire-to-{peer}", f"thinwire-from-{peer}")
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in zip((self._send_loop, self._receive_loop), names, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Tensor) -> None:
+        self._outgoing.put(message.cpu())
+
+    def receive(self, until: float) -> Tensor | None:
+        if self._gone is not None:
+            raise self._gone
+        try:
+            found = self._incoming.get(timeout=seconds_until(until))
+        except queue.Empty:
+            return None
+        if isinstance(found, PeerGoneError):
+            self._gone = found
+            raise found
+        return found
+
+    def leave(self) -> None:
+        """Tell the peer, after all messages that are queued."""
+        self._outgoing.put(None)
+
+    def join(self, until: float) -> None:
+        """Wait for both threads to end."""
+        for thread in self._threads:
+            thread.join(seconds_until(until))
+
+    def _send_loop(self) -> None:
+        try:
+            while (message := self._outgoing.get()) is not None:
+                if self._delay is not None:
+                    time.sleep(max(0.0, self._delay(message.numel())))
+                size = self._group.send([torch.tensor([message.numel()], dtype=_SIZE)], self._other, 0)
+                body = self._group.send([message], self._other, _tag(message.numel()))
+                self._wait(size)
+                self._wait(body)
+            self._wait(self._group.send([torch.tensor([_LEAVING], dtype=_SIZE)], self._other, 0))
+        except RuntimeError as problem:
+            self._fail(problem)
+
+    def _receive_loop(self) -> None:
+        announced, before = torch.zeros(1, dtype=_SIZE), -1
+        posted: dict[int, tuple[Any, Tensor]] = {}  # gloo transfers nothing before the receiver has a buffer
+        try:
+            while True:
+                self._wait(self._group.recv([announced], self._other, 0))
+                size = int(announced)
+                if size == _LEAVING:
+                    # Answer at once. Otherwise the rank that leaves first still has a thread inside gloo when its
+                    # interpreter ends, and that aborts the process.
+                    self.leave()
+                    raise RuntimeError("it has left")
+                work, message = posted.pop(size) if size in posted else self._post_receive(size)
+                self._wait(work)
+                if size == before and len(posted) < _POSTED:
+                    posted[size] = self._post_receive(size)
+                before = size
+                self._incoming.put(message)
+        except RuntimeError as problem:
+            self._fail(problem)
+
+    def _post_receive(self, size: int) -> tuple[Any, Tensor]:
+        buffer = torch.empty(size, dtype=torch.uint8)
+        return self._group.recv([buffer], self._other, _tag(size)), buffer
+
+    def _fail(self, problem: RuntimeError) -> None:
+        self._incoming.put(PeerGoneError(f"rank {self._peer} is gone: {' '.join(str(problem).split())}"))
+
+    @staticmethod
+    def _wait(work: Any) -> None:
+        work.wait(_FOREVER)
+
+
+def gloo_device() -> Any:
+    """The network interface of GLOO_SOCKET_IFNAME, or gloo's default."""
+    gloo: Any = dist.ProcessGroupGloo
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return gloo.create_device(interface=interface) if interface else gloo.create_default_device()
+
+
+def _tag(size: int) -> int:
+    return 1 + size % (1 << 30)  # 0 is the tag of sizes

@@ -1,0 +1,45 @@
+"""Which ranks exchange messages in decentralised training, with which weight, and how much noise that allows."""
+
+from .base import WEIGHTS, Topology, Weights, metropolis, reachable
+from .graphs import (
+    TOPOLOGIES,
+    Complete,
+    Exponential,
+    Graph,
+    OnePeerExponential,
+    Ring,
+    Star,
+    Torus,
+    complete,
+    exponential,
+    from_graph,
+    named_topology,
+    one_peer_exponential,
+    ring,
+    star,
+    torus,
+)
+
+__all__ = [
+    "TOPOLOGIES",
+    "WEIGHTS",
+    "Complete",
+    "Exponential",
+    "Graph",
+    "OnePeerExponential",
+    "Ring",
+    "Star",
+    "Topology",
+    "Torus",
+    "Weights",
+    "complete",
+    "exponential",
+    "from_graph",
+    "metropolis",
+    "named_topology",
+    "one_peer_exponential",
+    "reachable",
+    "ring",
+    "star",
+    "torus",
+]

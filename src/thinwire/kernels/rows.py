@@ -1,0 +1,106 @@
+"""Several messages per call: pieces of one tensor to the rows of a byte matrix and back, each with a key of its own.
+
+A row holds one message, its scales first and then its codes, as the codecs lay them out. The rest of the row is left
+as it is. `places` are slices with a start and a stop, one for each row: the elements of the flat tensor that belong to
+it. The row of an empty slice is not touched. Rows are contiguous, and their length is a multiple of four bytes.
+
+Here is the definition, which calls the single function once per row. The numba body loops in compiled code, because the
+Python around a short message takes as long as the message.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..rng import Key
+from .fused import Keys
+from .layout import ROTATION, blocks_of, packed_bytes, rotated_numel
+
+_SCALE_BYTES = 4  # of a float32
+
+
+def rotated_encode_rows(
+    x: Tensor,
+    places: Sequence[slice],
+    rows: Tensor,
+    *,
+    keys: Sequence[Keys],
+    codebook: Tensor,
+    boundaries: Tensor,
+    bits: int,
+) -> None:
+    """`rotated_encode` of x[place] into each row.
+
+    >>> x, places = torch.ones(2048), [slice(0, 1024), slice(1024, 2048)]
+    >>> rows, keys = torch.zeros(2, 132, dtype=torch.uint8), [(Key(1, 2), Key(3, 4)), (Key(5, 6), Key(7, 8))]
+    >>> codebook, boundaries = torch.tensor([-0.8, 0.8]), torch.tensor([0.0])
+    >>> rotated_encode_rows(x, places, rows, keys=keys, codebook=codebook, boundaries=boundaries, bits=1)
+    >>> rows[:, :4].view(torch.float32).reshape(-1) > 0
+    tensor([True, True])
+    """
+    tables = {"codebook": codebook, "boundaries": boundaries}
+    for numel, place, row, key in _messages(places, rows, keys):
+        scale, codes = _split(row, blocks_of(numel, ROTATION), packed_bytes(rotated_numel(numel), bits))
+        _single("rotated_encode")(x[place], scale, codes, keys=key, **tables, bits=bits)
+
+
+def rotated_add_rows(
+    rows: Tensor,
+    places: Sequence[slice],
+    out: Tensor,
+    *,
+    keys: Sequence[Keys],
+    codebook: Tensor,
+    bits: int,
+    fresh: bool = False,
+) -> None:
+    """`rotated_add` of each row to out[place], in the order of the rows; several rows may have the same place.
+
+    >>> out, codebook, keys = torch.ones(64), torch.tensor([-0.8, 0.8]), [(Key(1, 2), Key(3, 4))] * 2
+    >>> rows = torch.zeros(2, 12, dtype=torch.uint8)  # scales of zero
+    >>> rotated_add_rows(rows, [slice(0, 64)] * 2, out, keys=keys, codebook=codebook, bits=1)
+    >>> bool((out == 1).all())
+    True
+    """
+    for numel, place, row, key in _messages(places, rows, keys):
+        scale, codes = _split(row, blocks_of(numel, ROTATION), packed_bytes(rotated_numel(numel), bits))
+        _single("rotated_add")(codes, scale, out[place], keys=key, codebook=codebook, bits=bits, fresh=fresh)
+
+
+def abs_max_encode_rows(
+    x: Tensor, places: Sequence[slice], rows: Tensor, *, keys: Sequence[Key], levels: int, bits: int, block: int
+) -> None:
+    """`abs_max_encode` of x[place] into each row.
+
+    >>> x, rows = torch.tensor([1.0, -2.0, 7.0, 14.0]), torch.zeros(2, 36, dtype=torch.uint8)
+    >>> keys = [Key(1, 2), Key(3, 4)]
+    >>> abs_max_encode_rows(x, [slice(0, 2), slice(2, 4)], rows, keys=keys, levels=7, bits=4, block=0)
+    >>> rows[:, :4].view(torch.float32).reshape(-1) * 7
+    tensor([ 2., 14.])
+    """
+    for numel, place, row, key in _messages(places, rows, keys):
+        step, codes = _split(row, blocks_of(numel, block), packed_bytes(numel, bits))
+        _single("abs_max_encode")(x[place], step, codes, levels=levels, bits=bits, block=block, key=key)
+
+
+def _single(name: str) -> Any:
+    """The kernel for one message, which picks the body of its tensor. The package imports this module first."""
+    assert __package__
+    return getattr(sys.modules[__package__], name)
+
+
+def _messages(places: Sequence[slice], rows: Tensor, keys: Sequence[Any]) -> Iterator[tuple[int, slice, Tensor, Any]]:
+    for place, row, key in zip(places, rows, keys, strict=True):
+        if place.stop > place.start:
+            yield place.stop - place.start, place, row, key
+
+
+def _split(row: Tensor, blocks: int, code_bytes: int) -> tuple[Tensor, Tensor]:
+    """The scales and the codes of a row."""
+    start = blocks * _SCALE_BYTES
+    return row[:start].view(torch.float32), row[start : start + code_bytes]
