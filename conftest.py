@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,14 @@ import pytest
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _TOGETHER = "tests/distributed"  # the folder whose tests share ranks, which take long to start
+_ROOT = Path(__file__).parent
+
+
+@functools.cache
+def _group(file: str) -> str:
+    """A file is a group, and all files of `_TOGETHER` whose tests share pools of ranks are one."""
+    shares = file.startswith(_TOGETHER) and "pools" in (_ROOT / file).read_text()
+    return _TOGETHER if shares else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,11 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file is a group, and all of `_TOGETHER` is one. Marks of xdist do not say so to pytest 9.2 any more."""
+    """Groups run in one process each. Marks of xdist do not say so to pytest 9.2 any more."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
-            return _TOGETHER if nodeid.startswith(_TOGETHER) else nodeid.partition("::")[0]
+            return _group(nodeid.partition("::")[0])
 
     return ByFile(config, log)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(results.RESULTS.glob("*.json"))
 MOST_LINES, LONGEST_LINE = 10_000, 2_000
 SCRIPTS = (
-    "auto", "ddp_overhead", "global_qsgd_blocks", "gossip", "losses", "paired", "plan", "simulate", "tables",
+    "auto", "ddp_overhead", "global_qsgd_blocks", "gossip", "losses", "paired", "plan", "simulate", "tables", "trust",
     "threshold_k",
 )  # fmt: skip
 HELPERS = {"__init__", "comparisons", "gossip_rank", "pages", "results"}

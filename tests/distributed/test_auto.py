@@ -13,11 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from support.forced_auto import Wish, forced
 from support.ledger import Ledger, assert_nothing_lost, assert_same_on_all
 from support.pool import Pool
 from support.runs import MANY, Run, parts_in
-from thinwire.auto.agreement import Decision
-from thinwire.auto.tuner import AutoTuner
 
 Pools = Callable[[int], Pool]
 STEPS = 16
@@ -34,24 +33,9 @@ TOUR = [
 EXACT = [TOUR[0], "dense", "ar-top-k 3.3 %", "two-shot-top-k 10 %", "threshold-k 10 %"]  # those that lose nothing
 
 
-def follow(link: thinwire.Link, script: list[tuple[str, str | None]]) -> None:
-    """Let rank 0 decide what is written: a candidate for each round, and one that is tried on the first bucket."""
-    tuner = link.reducer.policy
-    assert link.chooses
-    assert isinstance(tuner, AutoTuner)
-    numbers = {one.name: number for number, one in enumerate(tuner.candidates)}
-    controller = tuner._controller
-    if controller is None:
-        return
-    said = iter(script)
-
-    def decide(step: int) -> Decision:
-        name, tried = next(said, script[-1])
-        number = numbers[name]
-        controller.decision = Decision(step, (number,) * 3, 1, None if tried is None else (numbers[tried], 0))
-        return controller.decision
-
-    controller.decide = decide  # type: ignore[method-assign]
+def written(script: list[tuple[str, str | None]]) -> list[Wish]:
+    """A candidate for each round, and perhaps one that is tried on the first bucket."""
+    return [Wish((name,), canary=None if tried is None else (tried, 0)) for name, tried in script]
 
 
 def loss_of(rank: int, step: int) -> Callable[[nn.Module], torch.Tensor]:
@@ -63,7 +47,7 @@ def tour(rank: int, world_size: int, script: list[tuple[str, str | None]]) -> tu
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 40))
     ledger = Ledger(DistributedDataParallel(net, bucket_cap_mb=MANY), "auto")
-    follow(ledger.link, script)
+    forced(ledger.link, written(script))
     ran = []
     for step in range(STEPS):
         ledger.step(loss_of(rank, step))
@@ -89,9 +73,31 @@ def test_what_is_tried_on_one_bucket_is_owed_and_paid(pools: Pools) -> None:
     assert_nothing_lost([books for books, _ in results])
 
 
+def tried_once(rank: int, world_size: int, main: str) -> tuple[dict[str, Any], list[str], bool]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 64))
+    ledger = Ledger(DistributedDataParallel(net, bucket_cap_mb=MANY), "auto", exempt=())
+    canary = ("two-shot-top-k 10 %", 0)
+    forced(ledger.link, lambda step: Wish((main,), canary=canary if step == 2 else None))
+    held = []
+    for step in range(8):
+        ledger.step(loss_of(rank, step))
+        held.append(" ".join(ledger.link.reducer.residuals.backs))
+    return ledger.books(), held, ledger.link.reducer.residuals.memory is None
+
+
+@pytest.mark.parametrize("main", ["dense", "threshold-k 10 %"])
+def test_what_a_canary_kept_back_goes_with_the_next_step(pools: Pools, main: str) -> None:
+    """A second shot keeps a residual of its own, which a recipe without a second shot would never send."""
+    books, held, forgot = zip(*pools(2).run(tried_once, main), strict=True)
+    assert held[0] == ["", "", "", "bucket0", "", "", "", ""]
+    assert forgot == (main == "dense",) * 2
+    assert_nothing_lost(books)
+
+
 def everywhere(rank: int, world_size: int) -> tuple[Any, list[str]]:
     run = Run("auto", rank)
-    follow(run.link, [(name, None) for name in TOUR for _ in range(2)])
+    forced(run.link, [Wish((name,)) for name in TOUR for _ in range(2)])
     recipes = []
     for until in range(1, 2 * len(TOUR) + 5):
         run.train(until)
@@ -135,7 +141,7 @@ def test_it_trains_by_itself(pools: Pools) -> None:
 
 def saved(rank: int, world_size: int, folder: Path) -> tuple[Any, str]:
     run = Run("auto", rank)
-    follow(run.link, [("threshold-k 1.1 %", None)])
+    forced(run.link, [Wish(("threshold-k 1.1 %",))])
     run.train(6)
     torch.save({"link": run.link.state_dict(), "model": run.weights()}, folder / f"{rank}.pt")
     result = run.owed(), str(run.link.recipe)
@@ -148,7 +154,7 @@ def resumed(rank: int, world_size: int, folder: Path) -> tuple[Any, str, str, An
     parts = parts_in(folder)
     run.net.load_state_dict(parts[0]["model"])
     run.link.load_state_dict([part["link"] for part in parts])
-    follow(run.link, [("threshold-k 1.1 %", None)])
+    forced(run.link, [Wish(("threshold-k 1.1 %",))])
     owed, recipe = run.owed(), str(run.link.recipe)
     run.train(9)
     result = owed, recipe, str(run.link.recipe), run.weights()
@@ -173,7 +179,7 @@ def test_it_goes_on_after_a_restart(pools: Pools, tmp_path: Path, ranks: int) ->
 
 def by_hand(rank: int, world_size: int) -> tuple[str, bool, Any]:
     run = Run("auto", rank)
-    follow(run.link, [("two-shot-4", None)])
+    forced(run.link, [Wish(("two-shot-4",))])
     run.train(5)
     run.link.set_recipe("threshold-k")
     run.train(12)

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from support.forced_auto import Wish, forced
 from support.pool import run_fresh
-from thinwire.auto.agreement import Decision
 
 TIMEOUT = 15
 
@@ -84,17 +84,9 @@ def rescaled(rank: int, world_size: int, unused: bool) -> tuple[bool, list[Any]]
     model = DistributedDataParallel(net, bucket_cap_mb=0.01, find_unused_parameters=unused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
     link = tw.attach(model, "auto", scaler=scaler)
-    policy: Any = link.reducer.policy
-    numbers = {one.name: number for number, one in enumerate(policy.candidates)}
-    main, others = numbers["threshold-k 1.1 %"], [numbers[name] for name in ("two-shot-4", "bf16", "ar-top-k 1.1 %")]
-    if policy._controller is not None:
-
-        def decide(step: int) -> Decision:
-            canary = (others[step % 3], step % 2) if step % 3 else None
-            policy._controller.decision = Decision(step, (main, others[0], main), 1, canary)
-            return policy._controller.decision  # type: ignore[no-any-return]
-
-        policy._controller.decide = decide
+    main, others = "threshold-k 1.1 %", ("two-shot-4", "bf16", "ar-top-k 1.1 %")
+    canaries = [(others[step % 3], step % 2) if step % 3 else None for step in range(6)]
+    forced(link, [Wish((main, others[0], main), canary=canary) for canary in canaries], mixed=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(14):
         optimizer.zero_grad()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
+from support.forced_auto import EXACT
 from support.pool import Pool
 from support.runs import MANY, SAVED_AFTER, STEPS, Run, assert_same, parts_in, save
 from thinwire.errors import ThinwireError
@@ -24,14 +25,14 @@ def changed(state: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return {key: {name: value for name, value in (part | changes).items() if value is not None}}
 
 
-def refusals(rank: int, world_size: int, two: Path, four: Path) -> dict[str, str]:
+def refusals(rank: int, world_size: int, recipe: str, two: Path, four: Path) -> dict[str, str]:
     """Every bad state, and what came of it. A refused state must change nothing."""
     states, of_four = ([part["link"] for part in parts_in(folder)] for folder in (two, four))
     own = states[rank]
     [part] = own.values()
     info, memory = json.loads(part["info"]), part["memory"]
     wide, forgetful, narrow = (
-        Run(recipe, rank, width=width).train(3) for recipe, width in (("top-k", 96), ("two-shot-8", 96), ("top-k", 80))
+        Run(one, rank, width=width).train(3) for one, width in ((recipe, 96), ("two-shot-8", 96), (recipe, 80))
     )
     bad: dict[str, Any] = {
         "another rank's": states[1 - rank],
@@ -81,12 +82,13 @@ def refusals(rank: int, world_size: int, two: Path, four: Path) -> dict[str, str
     return seen
 
 
-def test_refusals(pools: Pools, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["top-k", EXACT])
+def test_refusals(pools: Pools, tmp_path: Path, recipe: str) -> None:
     folders = {world_size: tmp_path / str(world_size) for world_size in (2, 4)}
     for world_size, folder in folders.items():
         folder.mkdir()
-        pools(world_size).run(save, "top-k", folder, MANY, SAVED_AFTER)
-    for rank, seen in enumerate(pools(2).run(refusals, folders[2], folders[4])):
+        pools(world_size).run(save, recipe, folder, MANY, SAVED_AFTER)
+    for rank, seen in enumerate(pools(2).run(refusals, recipe, folders[2], folders[4])):
         assert "Missing key" in seen.pop("dcp.load of four")
         wrong = {name: what for name, what in seen.items() if not what.startswith("StateError: ") or "half" in what}
         assert wrong == {}
@@ -115,7 +117,7 @@ def resume_at_different_steps(rank: int, world_size: int, recipe: str) -> str:
     return "nothing was said"
 
 
-@pytest.mark.parametrize("recipe", ["top-k", "two-shot-8"])
+@pytest.mark.parametrize("recipe", ["top-k", "two-shot-8", EXACT])
 def test_ranks_that_resume_at_different_steps_are_told(pools: Pools, recipe: str) -> None:
     """Draws, turns and debts would no longer belong together, and no number would look wrong."""
     for told in pools(2).run(resume_at_different_steps, recipe):

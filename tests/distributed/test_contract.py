@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import inspect
+import math
 import os
 import pickle
 import threading
@@ -25,6 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from support.forced_auto import EXACT, attach
 from support.ledger import Ledger, Loss, assert_nothing_lost, assert_same_on_all, batch, copied
 from support.pool import Pool
 from thinwire.attach import ddp as hook_module
@@ -33,6 +35,7 @@ from thinwire.reduce import Records
 
 Pools = Callable[[int], Pool]
 TOP_K = "ef|top_k:0.05|all_gather"
+RECIPES = [TOP_K, EXACT]  # with error feedback, so nothing may get lost
 WIDTH = 64
 SMALL = 0.03  # MiB: less than two matrices of 64 x 64
 STEPS = 4
@@ -130,9 +133,9 @@ def test_dense_is_ddp_to_the_bit_with(pools: Pools, option: str) -> None:
         assert pools(2).run(as_ddp, way, option, {"clip": False, "to_none": to_none}) == [True, True]
 
 
-def with_memory(rank: int, world_size: int, way: str, option: str) -> dict[str, Any]:
+def with_memory(rank: int, world_size: int, recipe: str, way: str, option: str) -> dict[str, Any]:
     """Clipped, with gradients set to zero and not to None: the link sees neither."""
-    ledger = Ledger(wrapped(**OPTIONS[option]), TOP_K, exempt=())
+    ledger = Ledger(wrapped(**OPTIONS[option]), recipe, exempt=())
     ledger.local.no_sync = contextlib.nullcontext
     optimizer = torch.optim.SGD(ledger.ddp.parameters(), lr=1e-3)
     for step in range(STEPS):
@@ -156,10 +159,11 @@ def whole_step(way: str, rank: int, step: int) -> Loss:
     return lambda module: _Ran(lambda: WAYS[way](module, rank, step))
 
 
-@pytest.mark.parametrize("option", ["default", "bucket view"])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("option", ["default", "bucket view", "unused"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_make_a_step_feeds_memory(pools: Pools, way: str, option: str) -> None:
-    assert_nothing_lost(pools(2).run(with_memory, way, option))
+def test_every_way_to_make_a_step_feeds_memory(pools: Pools, way: str, option: str, recipe: str) -> None:
+    assert_nothing_lost(pools(2).run(with_memory, recipe, way, option))
 
 
 def whole_top_k(rank: int, world_size: int) -> float:
@@ -233,9 +237,9 @@ def test_exempt_by_name(pools: Pools, exempt: Any) -> None:
 # ----------------------------------------------------------------------------------------- warm-up and set_recipe
 
 
-def warmed_up(rank: int, world_size: int, steps: int) -> list[bool]:
+def warmed_up(rank: int, world_size: int, recipe: str, steps: int) -> list[bool]:
     plain, ours = wrapped(), wrapped()
-    thinwire.attach(ours, TOP_K, warmup_steps=steps, exempt=())
+    attach(ours, recipe, warmup_steps=steps, exempt=())
     same = []
     for step in range(steps + 2):
         for model in (plain, ours):
@@ -245,9 +249,10 @@ def warmed_up(rank: int, world_size: int, steps: int) -> list[bool]:
     return same
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("steps", [1, 3])
-def test_warm_up_is_ddp_to_the_bit(pools: Pools, steps: int) -> None:
-    assert pools(3).run(warmed_up, steps) == [[True] * steps + [False] * 2] * 3
+def test_warm_up_is_ddp_to_the_bit(pools: Pools, steps: int, recipe: str) -> None:
+    assert pools(3).run(warmed_up, recipe, steps) == [[True] * steps + [False] * 2] * 3
 
 
 def changed(rank: int, world_size: int, recipes: list[str], every: int) -> Any:
@@ -273,6 +278,8 @@ def changed(rank: int, world_size: int, recipes: list[str], every: int) -> Any:
         ["powersgd-4", "top_k:1|all_gather"],
         ["two-shot-2-ef", "dense"],
         ["two-shot-2-ef", TOP_K],
+        [EXACT, "dense"],
+        [EXACT, TOP_K],
     ],
 )
 def test_another_recipe_owes_what_the_last_one_did(pools: Pools, recipes: list[str], every: int) -> None:
@@ -280,7 +287,7 @@ def test_another_recipe_owes_what_the_last_one_did(pools: Pools, recipes: list[s
     books, owed = zip(*pools(2).run(changed, recipes, every), strict=True)
     assert_nothing_lost(books)
     for recipe, left in zip(recipes, owed[0], strict=True):
-        assert (left > 0) == (thinwire.parse(recipe).memory is not None)
+        assert (left > 0) == (recipe == EXACT or thinwire.parse(recipe).memory is not None)
 
 
 def with_feedback_only(rank: int, world_size: int, recipe: str, steps: int) -> tuple[float, float]:
@@ -309,8 +316,8 @@ def test_another_recipe_owes_what_second_shots_kept_back(pools: Pools, recipe: s
         assert brought == pytest.approx(kept, rel=1e-3)
 
 
-def changed_in_backward(rank: int, world_size: int) -> Any:
-    ledger = Ledger(wrapped(), TOP_K, exempt=())
+def changed_in_backward(rank: int, world_size: int, recipe: str) -> Any:
+    ledger = Ledger(wrapped(), recipe, exempt=())
     told: list[str] = []
 
     def change(grad: Tensor) -> None:
@@ -325,13 +332,14 @@ def changed_in_backward(rank: int, world_size: int) -> Any:
         ledger.step(loss_of(rank, step))
         if hook is not None:
             hook.remove()
-    return ledger.books(), told, str(ledger.link.recipe)
+    return ledger.books(), told, ledger.link.chooses or str(ledger.link.recipe)
 
 
-def test_no_other_recipe_during_backward(pools: Pools) -> None:
-    books, told, recipes = zip(*pools(2).run(changed_in_backward), strict=True)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_other_recipe_during_backward(pools: Pools, recipe: str) -> None:
+    books, told, recipes = zip(*pools(2).run(changed_in_backward, recipe), strict=True)
     assert told == (["set_recipe was called during backward: call it between steps"],) * 2
-    assert recipes == (str(thinwire.parse(TOP_K)),) * 2
+    assert recipes == (recipe == EXACT or str(thinwire.parse(TOP_K)),) * 2
     assert_nothing_lost(books)
 
 
@@ -410,10 +418,10 @@ def test_refusals(pools: Pools) -> None:
     assert told["lanes"] == 0
 
 
-def copies(rank: int, world_size: int) -> Any:
+def copies(rank: int, world_size: int, recipe: str) -> Any:
     """A copy of a DDP model has no hook in C++, whatever its Python list says."""
     ddp = wrapped()
-    thinwire.attach(ddp, TOP_K)
+    attach(ddp, recipe)
     plainly(ddp, rank, 0)
     told, counts = [], []
     for make in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
@@ -421,7 +429,7 @@ def copies(rank: int, world_size: int) -> Any:
             warnings.simplefilter("always")
             again = make(ddp)
         told.append([str(warning.message) for warning in caught if "thinwire" in str(warning.message)])
-        link = thinwire.attach(again, TOP_K)
+        link = attach(again, recipe)
         for model in (again, ddp):
             model.zero_grad()
             plainly(model, rank, 1)
@@ -430,12 +438,13 @@ def copies(rank: int, world_size: int) -> Any:
     return told, counts
 
 
-def test_a_copy_warns_and_can_be_attached_to(pools: Pools) -> None:
-    for told, counts in pools(2).run(copies):
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_copy_warns_and_can_be_attached_to(pools: Pools, recipe: str) -> None:
+    for told, counts in pools(2).run(copies, recipe):
         for messages in told:
             assert len(messages) == 1
             assert "call thinwire.attach on the copy" in messages[0]
-        assert all(0 < count < WIDTH * WIDTH // 2 for count in counts)
+        assert all(0 < count < (WIDTH * WIDTH // 2 if recipe == TOP_K else math.inf) for count in counts)
 
 
 def test_ddp_accepts_the_hook() -> None:
@@ -450,17 +459,18 @@ def test_ddp_accepts_the_hook() -> None:
 # ------------------------------------------------------------------------------------------ sinks, and the end
 
 
-def observed_by_one(rank: int, world_size: int) -> Any:
+def observed_by_one(rank: int, world_size: int, recipe: str) -> Any:
     """As with a progress bar or TensorBoard: only rank 0 looks."""
     records = Records()
-    ledger = Ledger(wrapped(), TOP_K, sinks=[records] if rank == 0 else [], exempt=())
+    ledger = Ledger(wrapped(), recipe, sinks=[records] if rank == 0 else [], exempt=())
     for step in range(STEPS):
         ledger.step(loss_of(rank, step))
     return ledger.books(), len(records.entries)
 
 
-def test_a_sink_on_one_rank_only(pools: Pools) -> None:
-    books, entries = zip(*pools(2).run(observed_by_one, deadline=40.0), strict=True)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_sink_on_one_rank_only(pools: Pools, recipe: str) -> None:
+    books, entries = zip(*pools(2).run(observed_by_one, recipe, deadline=40.0), strict=True)
     assert_nothing_lost(books)
     assert entries == (STEPS, 0)
 
@@ -477,7 +487,7 @@ def sockets() -> int:
     return sum(link.startswith("socket:") for link in links)
 
 
-def ended(rank: int, world_size: int, way: str) -> Any:
+def ended(rank: int, world_size: int, recipe: str, way: str) -> Any:
     plain = wrapped()
     plainly(plain, rank, 0)  # whatever the group opens late is open now
     gc.collect()
@@ -485,7 +495,7 @@ def ended(rank: int, world_size: int, way: str) -> Any:
     busy = []
     for _ in range(3):
         model = wrapped()
-        link = thinwire.attach(model, TOP_K)
+        link = attach(model, recipe)
         for step in range(3):
             plainly(model, rank, step)
         busy.append((lanes() > others, sockets() > before))
@@ -501,30 +511,32 @@ def ended(rank: int, world_size: int, way: str) -> Any:
     return busy, len(lanes() - others), sockets() - before
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("way", ["close", "del"])
-def test_nothing_stays_behind(pools: Pools, way: str) -> None:
-    for busy, left_lanes, left_sockets in pools(2).run(ended, way):
+def test_nothing_stays_behind(pools: Pools, way: str, recipe: str) -> None:
+    for busy, left_lanes, left_sockets in pools(2).run(ended, recipe, way):
         assert busy == [(True, True)] * 3
         assert left_lanes == 0
         assert left_sockets <= 0
 
 
-def outlived(rank: int, world_size: int) -> int:
+def outlived(rank: int, world_size: int, recipe: str) -> int:
     """A program that begins anew, as elastic ones do, with a link of the old group still around."""
     others = lanes()
     model = wrapped()
-    link = thinwire.attach(model, TOP_K)
+    link = attach(model, recipe)
     plainly(model, rank, 0)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     link.close()
     again = wrapped()
-    thinwire.attach(again, TOP_K)
+    attach(again, recipe)
     plainly(again, rank, 0)
     del model, link
     gc.collect()
     return len(lanes() - others)
 
 
-def test_a_link_that_outlives_its_group(pools: Pools) -> None:
-    assert pools(1).run(outlived) == [2]  # those of the new one
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_link_that_outlives_its_group(pools: Pools, recipe: str) -> None:
+    assert pools(1).run(outlived, recipe) == [2]  # those of the new one

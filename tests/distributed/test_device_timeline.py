@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from support.fake_streams import SIDE, FakeDevice, HostReadError, RaceError, fake_device
+from support.forced_auto import Wish, forced
 from support.ledger import grad_of
 from support.pool import Pool
-from thinwire.auto.agreement import Decision
 
 Pools = Callable[[int], Pool]
 STEPS = 4
@@ -167,18 +166,9 @@ def chosen_by_auto(rank: int, world_size: int) -> Any:
         tuner: Any = run.link.reducer.policy
         for name in ("before_step", "before_wait", "after_step"):  # what ranks tell each other is read on the host
             setattr(tuner, name, _paused(device, getattr(tuner, name)))
-        numbers = {one.name: number for number, one in enumerate(tuner.candidates)}
-        names = [name for name in numbers if name != "dense"]
-        if tuner._controller is not None:
-            said = itertools.cycle(names)
-
-            def decide(step: int) -> Decision:
-                number = numbers[next(said)]
-                canary = (numbers[names[step % len(names)]], 0)
-                tuner._controller.decision = Decision(step, (number,) * 3, 1, canary)
-                return cast(Decision, tuner._controller.decision)
-
-            tuner._controller.decide = decide
+        names = [one.name for one in tuner.candidates if one.name != "dense"]
+        turns = zip(names, [*names[1:], names[0]], strict=True)
+        forced(run.link, [Wish((name,), canary=(tried, 0)) for name, tried in turns])
         recipes = []
         for _ in range(12):
             run.step()

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from support.forced_auto import CANDIDATES, EXACT, MIXED, attach
 from support.pool import Pool, run_fresh
 from thinwire.comm.network import Pending
 from thinwire.errors import ThinwireError
@@ -42,6 +43,10 @@ SCENES = {
     **{f"{recipe}, first step": (recipe, 0, False) for recipe in ("dense", "threshold-k", "two-shot-4")},
     **{f"{recipe}, static": (recipe, 3, True) for recipe in ("dense", "powersgd-4")},
     **{f"{recipe}, static, first step": (recipe, 0, True) for recipe in ("dense", "ar-top-k")},
+    EXACT: (EXACT, 3, False),
+    f"{EXACT}, between rounds": (EXACT, 5, False),
+    f"{EXACT}, first step": (EXACT, 0, False),
+    f"{MIXED}, static": (MIXED, 3, True),
     "two-shot-2-ef, warming up": ("two-shot-2-ef", 2, False),  # in step 1, DDP itself needs all ranks in forward
 }
 WARMUP = {"two-shot-2-ef, warming up": 5}
@@ -110,7 +115,7 @@ def lose_a_rank(rank: int, world_size: int, how: str) -> dict[str, Any]:
     late = built(group=dist.new_group(timeout=limit))
     before = sockets()
     for name, (recipe, steps, _) in SCENES.items():
-        thinwire.attach(models[name], recipe, warmup_steps=WARMUP.get(name, 0))
+        attach(models[name], recipe, warmup_steps=WARMUP.get(name, 0))
         for _ in range(steps):
             step(models[name])
     attached = sockets()
@@ -145,10 +150,16 @@ def test_every_rank_is_told_in_time(survivors: list[dict[str, Any]]) -> None:
         for name, (recipe, steps, _) in SCENES.items():
             told = seen["told"][name]
             assert told["kind"] == "ExchangeError", (name, told)
+            assert told["seconds"] < TIMEOUT + MARGIN, name
+            if recipe in CANDIDATES:  # in a round, or in a bucket
+                assert re.search(rf"(^auto\(.* failed|\(layers\.\d.*\|.*) in step {steps}\b", told["text"]), (
+                    name,
+                    told,
+                )
+                continue
             whole = recipe == "dense" or name in WARMUP
             assert re.search(r"the bucket of layers\.\d" if whole else r"bucket \d \(layers\.\d", told["text"]), told
             assert f"could not be sent by {thinwire.parse(recipe)} in step {steps}" in told["text"], (name, told)
-            assert told["seconds"] < TIMEOUT + MARGIN, name
         assert seen["told"]["attach"]["kind"] == "ExchangeError", seen["told"]["attach"]
         assert seen["told"]["attach"]["seconds"] < TIMEOUT + MARGIN
 
@@ -177,7 +188,8 @@ def test_the_next_step_is_refused_as_well(survivors: list[dict[str, Any]]) -> No
 def broken_codec(rank: int, where: int, link: thinwire.Link) -> Iterator[None]:
     """On one rank, the second bucket of a step cannot be encoded."""
     names = ("write", "write_taking", "write_compensated", "to_sum", "codes", "left", "pack_positions")
-    kinds = {type(link.recipe.codec), type(getattr(link.recipe.codec, "values", link.recipe.codec))}
+    codecs = [one.recipe.codec for one in getattr(link.reducer.policy, "candidates", ())] or [link.recipe.codec]
+    kinds = {type(found) for codec in codecs for found in (codec, getattr(codec, "values", codec))}
     with contextlib.ExitStack() as stack:
         calls: list[str] = []
         for kind in kinds if rank == where else ():
@@ -198,15 +210,19 @@ def _breaking(method: Callable[..., Any], calls: list[str]) -> Callable[..., Any
 
 
 @contextlib.contextmanager
-def damaged_bytes(rank: int, where: int, at: float, *, kinds: Collection[str]) -> Iterator[None]:
-    """On one rank, a bit of what comes from the network is wrong; `at` is where in the bytes, as a share."""
+def damaged_bytes(rank: int, where: int, at: float, *, kinds: Collection[str], reports: bool = False) -> Iterator[None]:
+    """On one rank, a bit of what comes from the network is wrong; `at` is where in the bytes, as a share.
+
+    Of gradients, or of the `reports` of auto.
+    """
 
     wait = Pending.wait
 
     def damaging(self: Pending) -> Tensor:
         received = wait(self)
         flat = received.view(-1).view(torch.uint8)
-        if self._kind in kinds and flat.numel() > 64 and received.dtype != torch.int64:  # not what ranks compare
+        gradient = received.dtype not in (torch.int64, torch.float64) and flat.numel() > 64  # hashes are int64
+        if self._kind in kinds and (received.dtype == torch.float64 if reports else gradient):
             flat[int(at * (flat.numel() - 1))] ^= 0x10
         return received
 
@@ -217,7 +233,7 @@ def damaged_bytes(rank: int, where: int, at: float, *, kinds: Collection[str]) -
 def trouble(rank: int, world_size: int, recipe: str) -> dict[str, Any]:
     model = built()
     before = sockets()
-    link = thinwire.attach(model, recipe)
+    link = attach(model, recipe)
     for _ in range(3):
         step(model)
     with broken_codec(rank, 1, link):
@@ -225,16 +241,19 @@ def trouble(rank: int, world_size: int, recipe: str) -> dict[str, Any]:
     return told | {"lanes": lanes(), "sockets": sockets() - before, "step": link.step}
 
 
-@pytest.mark.parametrize("recipe", ["bf16", *RECIPES[1:]])
+@pytest.mark.parametrize("recipe", ["bf16", *RECIPES[1:], EXACT, MIXED])
 def test_one_rank_in_trouble_ends_all(pools: Pools, recipe: str) -> None:
     seen = pools(3).run(trouble, recipe)
     for rank, told in enumerate(seen):
         assert told["kind"] == "ExchangeError", (rank, told)
-        assert re.search(rf"bucket \d \(layers\.\d.*{re.escape(str(thinwire.parse(recipe)))}", told["text"]), told
+        if recipe in CANDIDATES:
+            assert re.search(r"(auto\(.* failed|bucket \d \(layers\.\d.*\|).* in step \d", told["text"]), told
+        else:
+            assert re.search(rf"bucket \d \(layers\.\d.*{re.escape(str(thinwire.parse(recipe)))}", told["text"]), told
         assert told["lanes"] == []
         assert told["sockets"] <= 0
     assert "a codec went wrong" in seen[1]["text"]
-    assert seen[1]["step"] == 3
+    assert seen[1]["step"] == 3 or recipe in CANDIDATES  # where a dense bucket may come first
 
 
 def damage(
@@ -242,11 +261,12 @@ def damage(
 ) -> dict[str, Any]:
     model = built()
     options: dict[str, Any] = {"exempt": lambda name, parameter: True} if exact else {}
-    link = thinwire.attach(model, recipe, check_every=every, **options)
+    link = attach(model, recipe, check_every=every, **options)
     for _ in range(3):
         step(model)
+    steps = 6 if link.chooses else 3  # until that collective has run
     with damaged_bytes(rank, 1, at, kinds=kinds):
-        told = outcome(lambda: steps_of(model, 3))
+        told = outcome(lambda: steps_of(model, steps))
     left = lanes()
     link.close()
     return told | {"lanes": left, "step": link.step}
@@ -264,6 +284,8 @@ DAMAGED = [
     ("two-shot-4", ("all_gather",), 0.1, True),  # exact elements behind messages
     ("threshold-k", ("all_reduce",), 0.5, False),  # exact elements beside messages
     ("ar-top-k", ("broadcast",), 0.3, False),  # positions
+    *((recipe, ("all_gather",), 0.95, False) for recipe in (EXACT, MIXED)),
+    *((recipe, ("all_reduce",), 0.5, False) for recipe in (EXACT, MIXED)),
 ]
 
 
@@ -279,8 +301,33 @@ def test_no_damaged_bit_goes_unnoticed(
     texts = [told["text"] for told in seen]
     if "message" in texts[1] and "positions" in texts[1]:  # they led outside the tensor, which that rank saw itself
         return
+    step = r"\d" if recipe in CANDIDATES else "3"  # that collective may first run in a later step
     for text in texts:
-        assert re.search(r"different means of .*layers\.\d.* in step 3: rank 1 differs from the other 2", text), text
+        assert re.search(rf"different means of .*layers\.\d.* in step {step}: rank 1 differs from the other 2", text), (
+            text
+        )
+
+
+def damaged_report(rank: int, world_size: int, kind: str, at: float) -> dict[str, Any]:
+    model, before = built(), set(threading.enumerate())  # others may still run here
+    link = attach(model, EXACT)
+    with damaged_bytes(rank, 1, at, kinds=(kind,), reports=True):
+        told = outcome(lambda: steps_of(model, 6))
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    link.close()
+    return told | {"lanes": left}
+
+
+@pytest.mark.parametrize("at", [0.0, 0.1, 0.2, 0.6, 1.0])
+@pytest.mark.parametrize("kind", ["all_gather", "broadcast"])
+def test_no_damaged_decision_is_run(pools: Pools, kind: str, at: float) -> None:
+    """A rank that ran another recipe than the others would wait for them, or take their bytes for its own."""
+    seen = pools(2).run(damaged_report, kind, at)
+    for told in seen:
+        assert told["kind"] == "ExchangeError", told
+        assert told["lanes"] == []
+        assert told["seconds"] < 20
+    assert "was damaged on its way" in seen[1]["text"]
 
 
 def damaged_once(rank: int, world_size: int, recipe: str, at_step: int) -> dict[str, Any]:

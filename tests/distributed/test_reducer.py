@@ -135,6 +135,33 @@ def test_resumes_bit_for_bit(pools: Pools, recipe: str) -> None:
     assert pools(2).run(saved_and_resumed, recipe) == [True, True]
 
 
+def damaged_on_one_rank(rank: int, world_size: int) -> tuple[str, bool]:
+    reducer = tw.Reducer("threshold-k")
+    reducer.reduce("w", given(rank, 0)["matrix"])
+    reducer.commit()
+    state, before = reducer.state_dict(), reducer.residual("w")
+    if rank == 1:
+        state[f"1of{world_size}"]["info"] = "no JSON"
+    told = ""
+    try:
+        reducer.load_state_dict(state)
+    except tw.StateError as refusal:
+        told = str(refusal)
+    untouched = torch.equal(reducer.residual("w"), before) and reducer.step == 1
+    reducer.reduce("w", given(rank, 1)["matrix"])  # nobody waits for anybody
+    reducer.commit()
+    reducer.close()
+    return told, untouched
+
+
+def test_a_state_that_one_rank_cannot_load_is_loaded_by_none(pools: Pools) -> None:
+    results = pools(3).run(damaged_on_one_rank)
+    assert all(untouched for _, untouched in results)
+    assert "damaged" in results[1][0]
+    for rank in (0, 2):
+        assert results[rank][0] == "rank 1 cannot load its state, so no rank does: its error says why"
+
+
 def changing(rank: int, world_size: int) -> Any:
     reducer, total = tw.Reducer("ef|top_k:0.02|all_gather"), torch.zeros(40, 30)
     sent = torch.zeros(40, 30)

@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from support.gossip_processes import free_address
 from support.gossip_threads import goals, on_threads, train, trainer
 from thinwire.comm.peers import LocalTransport
 from thinwire.gossip.topology import ring
-
-RANK = Path(__file__).parents[1] / "support" / "gossip_rank.py"
-
-
-class Process:
-    """A rank as a process, and what it has reported."""
-
-    def __init__(self, **options: Any) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        environment["PYTHONPATH"] = str(RANK.parents[1])
-        self.process = subprocess.Popen(
-            [sys.executable, str(RANK), json.dumps(options)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read_reports, daemon=True).start()
-        self.errors: list[str] = []
-        threading.Thread(target=self._read_errors, daemon=True).start()
-
-    def _read_reports(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.reports.put(json.loads(line))
-
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self.errors.extend(self.process.stderr)
-
-    def until(self, key: str, *, least: float = 0, seconds: float = 120) -> Any:
-        """Wait for a report with `key`, and with a value of at least `least` if that is a number."""
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                report = self.reports.get(timeout=max(0.1, end - time.monotonic()))
-            except queue.Empty:
-                pytest.fail(f"it never reported {key}: {''.join(self.errors[-5:])}")
-            value = report.get(key)
-            if value is not None and (not isinstance(value, int | float) or value >= least):
-                return report
-
-
-@pytest.fixture
-def start() -> Iterator[Any]:
-    started: list[Process] = []
-
-    def start_one(**options: Any) -> Process:
-        started.append(Process(**options))
-        return started[-1]
-
-    yield start_one
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.wait()
-
-
-def _address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
 
 DCD: dict[str, Any] = {"algorithm": "dcd", "codec": "min_max:4,block=64", "momentum": 0.0}
 
 
 def test_processes_have_the_bits_of_threads(start: Any) -> None:
-    address, ranks, steps = _address(), 4, 25
+    address, ranks, steps = free_address(), 4, 25
     processes = [start(address=address, rank=rank, ranks=ranks, steps=steps, **DCD) for rank in range(ranks)]
     found = torch.tensor([one.until("own")["own"] for one in processes])
     targets = goals(ranks, 256)
@@ -105,7 +36,7 @@ def test_processes_have_the_bits_of_threads(start: Any) -> None:
     DCD, {"algorithm": "dpsgd", "momentum": 0.0}, {"algorithm": "choco", "codec": "sign:64", "momentum": 0.0},
 ], ids=lambda options: options["algorithm"])  # fmt: skip
 def test_the_others_go_on_when_one_is_killed(start: Any, algorithm: dict[str, Any]) -> None:
-    address, ranks = _address(), 5
+    address, ranks = free_address(), 5
     options = {"ranks": ranks, "steps": 150, "pause": 0.01, "deadline": 20.0, **algorithm}
     processes = [start(address=address, rank=rank, **options) for rank in range(ranks)]
     processes[2].until("step", least=30)
@@ -123,7 +54,7 @@ def test_the_others_go_on_when_one_is_killed(start: Any, algorithm: dict[str, An
 
 
 def test_a_rank_that_was_killed_comes_back(start: Any) -> None:
-    address, ranks = _address(), 4
+    address, ranks = free_address(), 4
     options = {"address": address, "ranks": ranks, "steps": 400, "pause": 0.02, "deadline": 20.0, **DCD}
     processes = [start(rank=rank, **options) for rank in range(ranks)]
     processes[1].until("step", least=30)
@@ -144,7 +75,7 @@ def test_a_rank_that_was_killed_comes_back(start: Any) -> None:
 
 
 def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_goes_on(start: Any) -> None:
-    address, ranks = _address(), 3
+    address, ranks = free_address(), 3
     options = {"address": address, "ranks": ranks, "steps": 120, "pause": 0.01, "deadline": 1.5, **DCD}
     processes = [start(rank=rank, **options) for rank in range(ranks)]
     processes[1].until("step", least=30)

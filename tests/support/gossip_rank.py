@@ -14,13 +14,18 @@ from thinwire.comm.peers import peers_at
 from thinwire.gossip.topology import named_topology
 
 
-def main(address: str, rank: int, ranks: int, steps: int, pause: float = 0.0, **options: Any) -> None:
+def main(
+    address: str, rank: int, ranks: int, steps: int, pause: float = 0.0, start_seconds: float = 60, **options: Any
+) -> None:
     torch.set_num_threads(1)
     topology = named_topology(options.pop("topology", "ring"))
     transport = peers_at(address, rank=rank, world_size=ranks, seconds=60)
     goal = goals(ranks, 256)[rank]
-    model, optimizer = trainer(transport, goal, lr=0.02, topology=topology, start_seconds=60, **options)
-    report({"incarnation": transport.incarnation, "round": optimizer.stats()["gossip/round"]})
+    model, optimizer = trainer(transport, goal, lr=0.02, topology=topology, start_seconds=start_seconds, **options)
+    report(
+        {"incarnation": transport.incarnation, "round": optimizer.stats()["gossip/round"]}
+        | {"neighbours": list(optimizer.neighbours)}
+    )
     while (number := optimizer.stats()["gossip/round"]) < steps:
         optimizer.zero_grad()
         model().backward()

@@ -62,6 +62,27 @@ def on_threads(transports: Sequence[P], work: Callable[[P], T]) -> list[T]:
     return [results[transport.rank] for transport in transports]
 
 
+def errors_of(ends: Sequence[Any], work: Callable[[Any], object], *, seconds: float = 20) -> list[BaseException | None]:
+    """What `work` raises for every rank's transport or network, in a thread each. A rank that raises leaves."""
+    found: list[BaseException | None] = [AssertionError("it hangs")] * len(ends)
+
+    def run(end: Any) -> None:
+        try:
+            work(end)
+            found[end.rank] = None
+        except BaseException as error:
+            found[end.rank] = error
+            if isinstance(end, PeerTransport):
+                end.close()
+
+    threads = [threading.Thread(target=run, args=(end,), daemon=True) for end in ends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    return found
+
+
 def decentralized(model: nn.Module, base: torch.optim.Optimizer, **options: Any) -> Decentralized:
     """`decentralize` with an algorithm that has neighbours."""
     found = decentralize(model, base, **options)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from support.forced_auto import attach
+from thinwire.exchange.first_shot import pieces
 
 Loss = Callable[[nn.Module], Any]  # what has a backward()
 Bits = dict[str, Tensor]
@@ -29,7 +31,7 @@ class Ledger:
         self.ddp = ddp
         self.module = getattr(ddp, "_orig_mod", ddp).module
         self.local = copy.deepcopy(self.module)
-        self.link = thinwire.attach(ddp, recipe, **options)
+        self.link = attach(ddp, recipe, **options)
         self.given = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in _trained(self.module).items()}
         self.got = {name: torch.zeros_like(total) for name, total in self.given.items()}
         self.received = 0
@@ -65,8 +67,7 @@ class Ledger:
         self.receive()
 
     def residuals(self) -> Bits:
-        compressed = {part.name for bucket in self.link.layout.buckets for part in bucket.parts}
-        return {name: self.link.residual(name) for name in self.given if name in compressed}
+        return owed(self.link)
 
     def books(self) -> dict[str, Any]:
         """For the parent."""
@@ -108,6 +109,19 @@ class Watch:
                 self.wrong.append("nothing")
             elif not value.is_sparse and (value.storage_offset(), value.stride(), value.shape) != (0, (1,), (numel,)):
                 self.wrong.append(f"{tuple(value.shape)} {value.stride()} from {value.storage_offset()}")
+
+
+def owed(link: thinwire.Link) -> Bits:
+    """What this rank adds to the sum that is still to be sent, by parameter; of its second shots too."""
+    found: Bits = {}
+    for bucket in link.layout.buckets:
+        kept = torch.zeros(bucket.numel, dtype=torch.float64)
+        back = link.reducer.residuals.backs.get(bucket.name)
+        if back is not None:  # part of a mean, not of a sum
+            kept[pieces(bucket.numel, link.world_size)[link.rank]] = back.double() * link.world_size
+        for part in bucket.parts:
+            found[part.name] = link.residual(part.name) + part.of(kept).view(part.shape)
+    return found
 
 
 def assert_nothing_lost(books: Sequence[dict[str, Any]], *, tolerance: float = 1e-5) -> None:

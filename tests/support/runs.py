@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.nn.parallel import DistributedDataParallel
 
-import thinwire
+from support.forced_auto import attach
 from thinwire.exchange.first_shot import pieces
 from thinwire.reduce.policy import PolicyOptions
 
@@ -54,7 +54,7 @@ class Run:
         torch.manual_seed(start)
         self.net, self.rank, self.scaler = Net(width), rank, options.get("scaler")
         self.model = DistributedDataParallel(self.net, bucket_cap_mb=cap)
-        self.link = thinwire.attach(self.model, recipe, **options)
+        self.link = attach(self.model, recipe, **options)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05)
 
     def train(self, until: int) -> Run:

@@ -19,7 +19,7 @@ from ..reduce.buckets import Layout, as_parameter
 from ..reduce.timeline import on_side_stream
 from . import dcp
 from .copies import NotCopied
-from .model import CHANGED, OVERFLOW, Scaler, time_forward, trained, weights_of
+from .model import CHANGED, OVERFLOW, Scaler, orders_differ, time_forward, trained, weights_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -41,6 +41,7 @@ class Link(NotCopied):
         self._told_of_overflow = False
         self._clear()
         self._scaler, self.scale = scaler, None if scaler is None else scaler.get_scale()
+        reducer.hashes.paused = orders_differ(self._model)
         reducer.hashes.weights = weights_of(self._model)  # DDP keeps them equal: what parted since the last check shows
         time_forward(ddp, reducer)
 
@@ -133,7 +134,10 @@ class Link(NotCopied):
         self.scale = extra.get("scale") or self.scale  # the next step follows the scaler from there
 
     def load_checkpoint(self, folder: str, *, key: str = "link") -> None:
-        """Resume from a DCP checkpoint that holds this link under `key`, saved on any number of ranks."""
+        """Resume from a DCP checkpoint that holds this link under `key`, saved on any number of ranks.
+
+        Torch unpickles the metadata of a DCP checkpoint, which can run code: load only checkpoints that you trust.
+        """
         self.load_state_dict(dcp.parts_of(self.reducer, folder, key))
 
     def close(self) -> None:

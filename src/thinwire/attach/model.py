@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
@@ -112,24 +111,61 @@ def _exempt(exempt: Exempt | Collection[str], found: Collection[str]) -> Exempt:
     return lambda name, parameter: name in names
 
 
+class ForwardHook:
+    """Tells the policy of a reducer that forward begins or ends.
+
+    It holds the reducer weakly: a hook of the model must not keep it alive. A copy of a model copies its hooks, and
+    those tell nobody.
+    """
+
+    def __init__(self, moment: str, reducer: Reducer | None = None) -> None:
+        self._moment = moment
+        self._reducer: Callable[[], Reducer | None] = (lambda: None) if reducer is None else weakref.ref(reducer)
+
+    def __call__(self, *_: object) -> None:
+        found = self._reducer()
+        getattr(found and found.policy, self._moment, lambda: None)()
+
+    def __deepcopy__(self, memo: object) -> ForwardHook:
+        return ForwardHook(self._moment)
+
+    def __reduce__(self) -> tuple[type[ForwardHook], tuple[str]]:
+        return ForwardHook, (self._moment,)
+
+
 def time_forward(ddp: DistributedDataParallel, reducer: Reducer) -> None:
-    """Tell a policy when forward begins and ends, weakly: a hook of the model must not keep the reducer alive."""
-    held = weakref.ref(reducer)
-
-    def tell(moment: str, *_: object) -> None:
-        found = held()
-        getattr(found and found.policy, moment, lambda: None)()
-
+    """Tell a policy when forward begins and ends."""
     if hasattr(reducer.policy, "forward_begins"):
-        ddp.register_forward_pre_hook(functools.partial(tell, "forward_begins"))
-        ddp.register_forward_hook(functools.partial(tell, "forward_ends"))
+        ddp.register_forward_pre_hook(ForwardHook("forward_begins", reducer))
+        ddp.register_forward_hook(ForwardHook("forward_ends", reducer))
 
 
 def weights_of(model: Callable[[], DistributedDataParallel | None]) -> Callable[[], dict[str, Tensor]]:
-    """What tells the trained weights of a model that may be gone; `model` is a weak reference."""
+    """What tells the trained weights of a model that may be gone; `model` is a weak reference.
+
+    Under DDP's `join()` it tells none: ranks that ran out of data keep older weights.
+    """
 
     def weights() -> dict[str, Tensor]:
         ddp = model()
-        return {} if ddp is None else trained(ddp)
+        return {} if ddp is None or _joins(ddp) else trained(ddp)
 
     return weights
+
+
+def orders_differ(model: Callable[[], DistributedDataParallel | None]) -> Callable[[], bool]:
+    """What tells whether messages at the end of a step could meet others on the ranks of this model.
+
+    Under `join()` DDP tells which parameters are unused after such messages on ranks that ran out of data, and before
+    them on the others.
+    """
+
+    def differ() -> bool:
+        ddp = model()
+        return ddp is not None and bool(ddp.find_unused_parameters) and _joins(ddp)
+
+    return differ
+
+
+def _joins(ddp: DistributedDataParallel) -> bool:
+    return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))

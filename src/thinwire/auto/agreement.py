@@ -36,6 +36,11 @@ class Decision:
         number, every, candidate, bucket, *choice = (int(value) for value in numbers)
         return cls(number, tuple(choice), every, None if candidate < 0 else (candidate, bucket))
 
+    def renumbered(self, numbers: Sequence[int]) -> Decision:
+        """The same decision where candidates have other numbers: `numbers` holds the new one of each."""
+        canary = None if self.canary is None else (numbers[self.canary[0]], self.canary[1])
+        return Decision(self.number, tuple(numbers[one] for one in self.choice), self.every, canary)
+
 
 DECISION_NUMBERS = 4 + len(KINDS)
 
@@ -48,10 +53,10 @@ class Agreement:
     (True, True, False)
     """
 
-    def __init__(self, first: Decision) -> None:
+    def __init__(self, first: Decision, *, due: int = 0) -> None:
         self.current = first
         self.round = 0  # the next round
-        self.due = 0  # the first step that needs it
+        self.due = due  # the first step that needs it
         self._canary_step = -1
 
     def adopt(self, number: int, step: int, decision: Decision, *, hurry: bool = False) -> bool:

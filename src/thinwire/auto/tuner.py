@@ -53,7 +53,7 @@ class AutoTuner:
         self._network, self._reducer = network, weakref.proxy(reducer)  # weakly: the reducer holds its policy
         self._choices = Choices(self.candidates)
         self._running = self._decided = Decision(0, uniform(DENSE))  # the decided one waits for the next round
-        self._rounds = Rounds(network.control(), self._running)  # the host reads what ranks report
+        self._rounds = Rounds(network, self._running)
         weakref.finalize(reducer, self._rounds.give_up)  # also where a program ends without close()
         self._timer = StepTimer()
         self._reported_canary: tuple[int, int] | None = None
@@ -228,6 +228,8 @@ class AutoTuner:
         """The decision of this rank; on rank 0 also the state of the controller."""
         return {
             "decision": self._rounds.agreement.current.numbers(),
+            "next": self._decided.numbers(),
+            "due": self._rounds.agreement.due,
             "candidates": [one.name for one in self.candidates],
             "controller": None if self._controller is None else self._controller.state_dict(),
         }
@@ -236,13 +238,13 @@ class AutoTuner:
         """Continue from a saved decision, which is the same on all ranks; without one, begin anew."""
         self._timer.restart()
         self._unseen, self._first = None, state is None
-        first = Decision(0, uniform(DENSE))
+        first = following = Decision(0, uniform(DENSE))
         if state is not None:
             names = {one.name: number for number, one in enumerate(self.candidates)}
-            saved = Decision.from_numbers(state["decision"])
-            choice = tuple(names.get(state["candidates"][number], DENSE) for number in saved.choice)
-            first = Decision(saved.number, choice)
+            numbers = [names.get(name, DENSE) for name in state["candidates"]]
+            first = replace(Decision.from_numbers(state["decision"]).renumbered(numbers), canary=None)
+            following = Decision.from_numbers(state["next"]).renumbered(numbers) if "next" in state else first
             if self._controller is not None and state["controller"] is not None:
                 self._controller.load_state_dict(state["controller"])
-        self._rounds.restart(first)
-        self._decided = self._running = first
+        self._rounds.restart(first, due=0 if state is None else state.get("due", 0))
+        self._running, self._decided = first, following

@@ -85,7 +85,7 @@ class Communicator(Network):
         return None
 
     def control(self) -> Communicator:
-        return self if self.device.type == "cpu" else self.twin(backend="gloo")
+        return self if self.world_size == 1 else self.twin(backend="gloo")
 
     def twin(self, *, backend: str | None = None) -> Communicator:
         """Another group of the same ranks, for another thread; all ranks call it at the same place.

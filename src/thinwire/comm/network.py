@@ -187,7 +187,10 @@ class Network(ABC):
         return None
 
     def control(self) -> Network:
-        """A network of the same ranks for values that the host reads: this one, unless its tensors are on a device."""
+        """A network of the same ranks for values that the host reads, in an order of their own.
+
+        It is this one where nobody else sends over it. Close it if it is another.
+        """
         return self
 
     def abort(self) -> None:  # noqa: B027  # most networks have nothing to give up

@@ -103,9 +103,15 @@ class Averager:
         while (message := early.pop(0) if early else rounds.next_message(edge, until)) is not None:
             if message.kind == Kind.ROUND:
                 edge.early.append(message)
+                if message.round > self._call[0]:  # it trains on: its part of this average will not come
+                    edge.early += early
+                    return None
             elif (message.kind, message.round, message.tag) == (kind, self._call[0], self._tag(hop)):
                 edge.early += early
+                edge.unused = 0
                 return message
+            else:
+                edge.unused += 1
         return None
 
     def _receive(self, peer: int, kind: Kind, numel: int) -> Tensor:

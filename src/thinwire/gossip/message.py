@@ -6,6 +6,8 @@
 The payload is an encoded tensor of the algorithm. Buffers (running statistics) travel uncompressed. A snapshot is the
 sender's view of itself before this payload, for a neighbour whose copy of it is not valid. A membership update says
 that a rank has died or rejoined.
+
+`unpack` is total: for any bytes it returns a message or raises MessageError. It copies no part of the message.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +29,17 @@ _UPDATE = struct.Struct("<IIB3x")
 _MAGIC = b"twg1"
 _CHECKSUM_AT = 4
 _EMPTY = torch.empty(0, dtype=torch.uint8)
+MAC_BYTES = 16  # of the authentication code that follows a message if the ranks share a secret (secret.py)
+
+
+class RefusedMessageError(MessageError):
+    """An intact message that no rank of this run sends: made by another program, another version, or an attacker.
+
+    Damage in transit costs a message. A refused message costs its sender the edge.
+
+    >>> issubclass(RefusedMessageError, MessageError)
+    True
+    """
 
 
 class Kind(IntEnum):
@@ -43,6 +57,8 @@ class Flag(IntFlag):
 
 
 _NO_FLAGS = Flag(0)
+_KINDS = frozenset(int(kind) for kind in Kind)
+_ALL_FLAGS = sum(int(flag) for flag in Flag)
 
 
 @dataclass(frozen=True)
@@ -109,29 +125,66 @@ class GossipMessage:
     @classmethod
     def unpack(cls, packed: Tensor) -> GossipMessage:
         """The message of these bytes; MessageError if they are not what was sent."""
-        if packed.dtype != torch.uint8 or packed.numel() < _HEADER.size or packed.numel() % 4:
-            raise MessageError(f"{packed.numel()} bytes are not a whole gossip message: it was cut short")
-        packed = packed.clone() if packed.data_ptr() % 4 else packed
-        magic, checksum, kind, flags, degree, incarnation, view, scale, number, tag, *sizes = _HEADER.unpack_from(
-            packed.numpy().data
-        )
-        if magic != _MAGIC or sum(-(-size // 4) * 4 for size in sizes) + _HEADER.size != packed.numel():
-            raise MessageError("these bytes are not a gossip message, or not a whole one")
-        place = _CHECKSUM_AT // 4
-        own = kernels.checksum_term(checksum, place) - kernels.checksum_term(0, place)
-        if (kernels.checksum(packed) - own) & 0xFFFFFFFF != checksum:
-            raise MessageError("a gossip message was damaged in transit: its checksum does not match")
+        packed, fields = _intact(packed)
+        _, _, kind, flags, degree, incarnation, view, scale, number, tag, *sizes = fields
+        if kind not in _KINDS or flags & ~_ALL_FLAGS:
+            raise RefusedMessageError(f"kind {kind} or flags {flags:#x} of a gossip message do not exist")
         parts, at = [], _HEADER.size
         for size in sizes:
             parts.append(packed[at : at + size])
             at += -(-size // 4) * 4
         payload, buffers, snapshot, records = parts
-        found = _UPDATE.iter_unpack(records.numpy().tobytes())
-        updates = {rank: MemberStatus(seen, bool(alive)) for rank, seen, alive in found}
+        if buffers.numel() % 4 or snapshot.numel() % 4:
+            raise RefusedMessageError("buffers or snapshot of a gossip message are not float32 numbers")
         return cls(
             number, Kind(kind), Flag(flags), degree, incarnation, view, scale, tag, payload,
-            buffers.view(torch.float32), snapshot.view(torch.float32), updates,
+            buffers.view(torch.float32), snapshot.view(torch.float32), _unpack_updates(records),
         )  # fmt: skip
+
+
+def _intact(packed: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    """The bytes, aligned to words, and the fields of their header; MessageError if magic, size or checksum differ."""
+    if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() < _HEADER.size or packed.numel() % 4:
+        raise MessageError(f"{packed.numel()} bytes are not a whole gossip message: it was cut short")
+    if packed.data_ptr() % 4 or packed.storage_offset() % 4 or not packed.is_contiguous():
+        packed = packed.clone(memory_format=torch.contiguous_format)
+    fields = _HEADER.unpack_from(packed.numpy().data)
+    checksum, sizes = fields[1], fields[-4:]
+    excess = packed.numel() - _HEADER.size - sum(-(-size // 4) * 4 for size in sizes)
+    if fields[0] == _MAGIC and excess == MAC_BYTES and is_intact(packed[:-MAC_BYTES]):
+        raise RefusedMessageError("its messages have a secret, and this rank has none: give all ranks the same secret=")
+    if fields[0] != _MAGIC or excess:
+        raise MessageError("these bytes are not a gossip message, or not a whole one")
+    place = _CHECKSUM_AT // 4
+    own = kernels.checksum_term(checksum, place) - kernels.checksum_term(0, place)
+    if (kernels.checksum(packed) - own) & 0xFFFFFFFF != checksum:
+        raise MessageError("a gossip message was damaged in transit: its checksum does not match")
+    return packed, fields
+
+
+def is_intact(packed: Tensor) -> bool:
+    """Whether magic, size and checksum are those of a gossip message.
+
+    >>> packed = GossipMessage(1).pack()
+    >>> is_intact(packed), is_intact(packed[:-4])
+    (True, False)
+    """
+    try:
+        _intact(packed)
+    except MessageError:
+        return False
+    return True
+
+
+def _unpack_updates(records: Tensor) -> dict[int, MemberStatus]:
+    if records.numel() % _UPDATE.size:
+        raise RefusedMessageError(f"{records.numel()} bytes are not membership updates of {_UPDATE.size} bytes each")
+    updates: dict[int, MemberStatus] = {}
+    for rank, incarnation, alive in _UPDATE.iter_unpack(records.numpy().data):
+        if alive > 1 or rank in updates:
+            raise RefusedMessageError(f"a membership update about rank {rank} is repeated, or neither alive nor dead")
+        updates[rank] = MemberStatus(incarnation, bool(alive))
+    return updates
 
 
 def gossip_message_bytes(payload_bytes: int, *, buffers: int = 0) -> int:

@@ -12,6 +12,7 @@ tensor that is encoded.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
+from ..errors import ExchangeError
 from ..rng import Draw
 from .views import Replicas, RunningSum, apply_payload
 
@@ -105,6 +107,11 @@ class Node(ABC):
             size = float(torch.dot(source, source))
             payload = self.codec.encode_taking(source, draw=draw, state=self.codec_state)
             self.noise = float(torch.dot(source, source)) / size if size else 0.0
+            if not math.isfinite(self.noise):  # it is not sent, and the model is not changed by it
+                raise ExchangeError(
+                    f"step {step}: {self.codec.spec()} cannot encode the change of the model in finite numbers: choose "
+                    "a codec with a larger range, or a smaller learning rate"
+                )
         else:
             payload = self.codec.encode(source, draw=draw, state=self.codec_state)
         self._after_encode(payload)

@@ -15,20 +15,25 @@ from .. import kernels
 from ..codecs.base import Codec
 from ..comm.network import Network
 from ..comm.peers import GlooTransport, PeerTransport
-from ..errors import OptionError, StateError
+from ..errors import OptionError, StateError, ThinwireError
 from .absolute import gossip_codec
 from .allreduce import AllReduced
 from .average import Averager
+from .buffers import Buffers
 from .choco import Choco
 from .dcd import Dcd
 from .dpsgd import Dpsgd
 from .ecd import Ecd
+from .finite import acceptable, clear_state
 from .join import join
 from .naive import Naive
 from .node import Node
 from .noise_monitor import NoiseMonitor
+from .notes import compare, facts_of, raise_conflict
+from .quorum import Quorum
 from .rounds import Rounds
-from .tensors import Flat, statistics, trained
+from .secret import SecretTransport
+from .tensors import Flat, trained
 from .topology import Ring, Topology
 from .wrapped import Wrapped
 
@@ -67,12 +72,13 @@ class Decentralized(Wrapped):
         consensus_step: float | None,
         seed: int,
         start_seconds: float,
+        min_ranks: int | None,
     ) -> None:
         super().__init__(optimizer)
         self.algorithm, self.overlap = algorithm, overlap
         self._model, self._transport = model, transport
         self._names = trained(model, optimizer.param_groups)
-        self._parameters, self._buffers = Flat(list(self._names.values())), Flat(statistics(model))
+        self._parameters, self._buffers = Flat(list(self._names.values())), Buffers(model)
         self._codec = codec
         self.topology = topology
         neighbours = topology.all_neighbours(transport.rank)
@@ -95,9 +101,18 @@ class Decentralized(Wrapped):
         )
         self._averager = Averager(self._rounds)
         self._monitor = NoiseMonitor(topology)
-        self._skipped_updates = 0
+        self._quorum = Quorum(self._rounds, min_ranks, seconds=start_seconds)
+        self._skipped_updates = self._loads = 0
+        self._unconfirmed = True  # no message has come since the start, or since a state was loaded
         self._waited = 0.0
-        join(self._rounds, self._parameters, self._buffers, seconds=start_seconds)
+        facts = facts_of(algorithm, codec=codec, topology=topology, parameters=self._names, buffers=self._buffers.numel)
+        try:
+            join(self._rounds, self._parameters, self._buffers, facts=facts, seconds=start_seconds)
+            self._quorum.at_start()
+            self._buffers.keep()
+        except ThinwireError:
+            transport.close()  # the others must not wait for this rank
+            raise
 
     def __repr__(self) -> str:
         return f"Decentralized({self.algorithm}, {self.topology}, {self._codec.spec()}, {self.base!r})"
@@ -105,47 +120,56 @@ class Decentralized(Wrapped):
     # ----------------------------------------------------------------------------------------------------- a step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of the inner optimizer, then a round of gossip."""
+        """A step of the inner optimizer, then a round of gossip.
+
+        A rank whose gradient or update is not finite takes part in the round with an update of zero.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._receive()
-        update = self._local_update()
+        self._quorum.check()
+        update = self._local_update() if self._unscale() else self._no_update("gradient")
         correction = self._rounds.take_correction()
         if correction is not None:
             update += correction
         payload = self._node.step(update, self._rounds.coefficients, self._rounds.round)
         self._check_noise()
         self._parameters.write(self._node.x.to(self._device))
-        self._update_buffers()
+        self._buffers.mix(self._rounds.take_buffers())
         self._rounds.send(payload, self._buffers.read().cpu())
         if not self.overlap:
             self._receive()
         return loss
 
     def _receive(self) -> None:
-        begin = time.perf_counter()
+        begin, in_flight = time.perf_counter(), not self._rounds.received
         self._rounds.receive()
         self._waited += time.perf_counter() - begin
+        if self._unconfirmed and in_flight:
+            self._unconfirmed = False
+            raise_conflict(self._transport)
 
     def _local_update(self) -> Tensor:
         """The change of the parameters by the inner optimizer; zero if a gradient is not finite."""
         gradients = [p.grad for p in self._names.values() if p.grad is not None]
         if not all(kernels.all_finite(gradient.detach().reshape(-1).float()) for gradient in gradients):
-            self._skipped_updates += 1
-            _log.warning("a gradient of rank %d is not finite: its update is skipped", self._transport.rank)
-            return torch.zeros_like(self._node.x)
+            return self._no_update("gradient")
         # Parameters with fewer bits hold a rounded model. The rounding error must not become part of the update.
         before = self._node.x if self._whole else self._parameters.read().cpu()
         with torch.no_grad():
             self.base.step()
-        return self._parameters.read().cpu().sub_(before)
+        update = self._parameters.read().cpu().sub_(before)
+        if not acceptable(update, self._node.x):
+            clear_state(self.base)
+            return self._no_update("update")
+        return update
 
-    def _update_buffers(self) -> None:
-        change = self._rounds.take_buffers()
-        if change is not None:
-            self._buffers.write((self._buffers.read().cpu() + change).to(self._device))
+    def _no_update(self, what: str) -> Tensor:
+        self._skipped_updates += 1
+        _log.warning("the %s of rank %d is not finite: its update is skipped", what, self._transport.rank)
+        return torch.zeros_like(self._node.x)
 
     def _check_noise(self) -> None:
         """If the noise exceeds the topology's limit, warn or switch to CHOCO."""
@@ -179,6 +203,8 @@ class Decentralized(Wrapped):
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
         """Put the mean of all ranks' models into this one until the end of the block. All ranks call it together."""
+        self._quorum.check()
+        self._buffers.restore()
         own, statistics_here = self._parameters.read(), self._buffers.read()
         mean = self._averager.mean(torch.cat([own, statistics_here]))
         self._parameters.write(mean[: own.numel()])
@@ -191,6 +217,7 @@ class Decentralized(Wrapped):
 
     def consensus_distance(self) -> float:
         """sqrt(mean |x_i - mean|^2) / |mean| over the ranks; 0 if all are equal. All ranks call it together."""
+        self._quorum.check()
         own = self._parameters.read().cpu()
         mean = self._averager.mean(own)
         apart = self._averager.mean((own - mean).square().sum()[None])
@@ -208,6 +235,7 @@ class Decentralized(Wrapped):
             "gossip/noise_limit": self._monitor.limit,
             "gossip/consensus_step": self._node.scale,
             "gossip/skipped_updates": float(self._skipped_updates),
+            "gossip/restored_buffers": float(self._buffers.restored),
         }
         if self._node.noise is not None:
             found["gossip/noise"] = self._node.noise
@@ -243,12 +271,29 @@ class Decentralized(Wrapped):
                 )
         if state_dict["node"]["x"].numel() != self._parameters.numel:
             raise StateError("this state has another number of parameters: build the model that it was saved with")
+        self._compare_round(int(state_dict["rounds"]["round"]))
         self.base.load_state_dict(state_dict["base"])
         if state_dict["running"] != self._node.name:
             self._switch()
         self._node.load(state_dict["node"])
         self._rounds.load(state_dict["rounds"])
         self._parameters.write(self._node.x.to(self._device))
+
+    def _compare_round(self, saved: int) -> None:
+        """All ranks resume at the same round; a rank that has joined a run keeps the round of the run."""
+        self._receive()  # nothing of the rounds before may arrive after
+        if self._transport.incarnation > 1 and saved != self._rounds.round:
+            raise StateError(
+                f"this rank has joined a run at round {self._rounds.round}, and the state is of round {saved}: do not "
+                "load a state into a rank that comes back, it has the model of a neighbour"
+            )
+        if self._transport.incarnation == 1:
+            self._loads += 1
+            compare(
+                self._transport, f"resume-{self._loads}", {"round": str(saved)},
+                remedy="load states that all ranks saved after the same step",
+            )  # fmt: skip
+            self._unconfirmed = True
 
     def close(self) -> None:
         """Disconnect from the neighbours. The model stays as it is."""
@@ -270,6 +315,8 @@ def decentralize(
     consensus_step: float | None = None,
     seed: int = 0,
     start_seconds: float = 300.0,
+    min_ranks: int | None = None,
+    secret: str | bytes | None = None,
 ) -> Decentralized | AllReduced:
     """Decentralised training: every rank has its own model and exchanges compressed changes with its neighbours.
 
@@ -289,7 +336,11 @@ def decentralize(
     running sum instead of a copy of each neighbour's model.
     `resync_every`: rounds between two exact snapshots.
     `consensus_step`: the step size of choco; by default it follows from the codec.
-    `start_seconds`: how long to wait for the neighbours at the start.
+    `start_seconds`: how long to wait for the neighbours at the start, and for dead ranks to return.
+    `min_ranks`: with fewer live ranks than this (2 by default) training ends with an ExchangeError: at once, or after
+    `start_seconds` where ranks may return. 1 permits a rank to train alone.
+    `secret`: at least 16 bytes, the same on all ranks. Every message then carries an authentication code, and a rank
+    refuses messages without a valid one.
 
     >>> from thinwire.comm.peers import LocalTransport
     >>> net, alone = nn.Linear(4, 1), LocalTransport.of(1)[0]
@@ -313,8 +364,12 @@ def decentralize(
         )
     chosen = gossip_codec("fp32" if algorithm == "dpsgd" else codec)
     if algorithm == "allreduce":
+        if secret is not None:
+            raise OptionError("allreduce uses collectives, which carry no secret: leave secret out")
         return AllReduced(model, optimizer, network=network)
     transport = GlooTransport.of_default_group() if transport is None else transport
+    if secret is not None:
+        transport = SecretTransport(transport, secret)
     topology = (topology or Ring()).of(transport.world_size)
     if not topology.static and NODES[algorithm if algorithm != "auto" else "dcd"].tracks:
         raise OptionError(f"{algorithm} needs fixed neighbours, and those of {topology.name} change: use exponential()")
@@ -331,4 +386,5 @@ def decentralize(
         consensus_step=consensus_step,
         seed=seed,
         start_seconds=start_seconds,
+        min_ranks=min_ranks,
     )

@@ -18,10 +18,12 @@ from .. import kernels
 from ..comm.peers import PeerGoneError, PeerTransport
 from ..errors import ExchangeError, MessageError
 from .edge import Counts, Edge
+from .finite import only_finite
 from .membership import Membership
-from .message import Flag, GossipMessage, Kind
+from .message import Flag, GossipMessage, Kind, RefusedMessageError
 from .node import Node
 from .topology import Topology, metropolis
+from .validate import MessageLimits, check_view
 
 _log = logging.getLogger(__name__)
 PATIENCE = 3  # consecutive rounds without a message after which a neighbour is removed
@@ -60,6 +62,10 @@ class Rounds:
         self.switched = False  # this node has switched to CHOCO
         self.neighbour_switched = False
         self.counts = Counts()
+        self._limits = MessageLimits(
+            codec=node.codec, numel=node.own.numel(), buffers=self.buffers.numel(), ranks=transport.world_size
+        )
+        transport.limit(self._limits.most_bytes)
         self._unpack = transport.parse_once(GossipMessage.unpack)
         self._mixed_buffers: Tensor | None = None
         self._absent: set[int] = set()
@@ -71,12 +77,15 @@ class Rounds:
         self.node.reset_all(model)
         self.buffers = buffers
 
-    def start_from(self, peer: int, message: GossipMessage) -> Tensor:
-        """Start from a neighbour's message with a snapshot. Returns the model."""
+    def start_from(self, peer: int, message: GossipMessage) -> Tensor | None:
+        """Start from a neighbour's message with a snapshot. Returns the model; None if the message is not usable."""
+        if message.kind != Kind.ROUND or not message.snapshot.numel():
+            return None
         edge = self.edges[peer]
-        self.round, self.received = message.round, True
         self.node.views.put(peer, message.snapshot)
-        self.node.views.apply({peer: message.payload}, self.node.codec, *self.node.blend(message.round))
+        if not self._apply_payload(peer, message.payload, message.round):
+            return None
+        self.round, self.received = message.round, True
         model = self.node.views.of(peer).clone()
         self.node.reset_own(model)
         edge.last, edge.valid, edge.snapshot_due = message.round, True, True
@@ -88,10 +97,10 @@ class Rounds:
 
     def send(self, payload: Tensor, buffers: Tensor) -> None:
         """End a step: send the messages of the next round to its neighbours."""
-        self._admit()
+        self.admit()
         self.round += 1
         self.received = False
-        self.buffers = buffers
+        self.buffers = buffers = only_finite(buffers)  # neighbours refuse others
         edges = self._active_edges()
         check = self.node.views.per_peer and self.node.tracks and self.round % CHECK_EVERY == 0
         view_checksum = kernels.checksum(self.node.own.view(torch.uint8)) if check and edges else 0
@@ -129,7 +138,8 @@ class Rounds:
         peers = self.topology.neighbours(self.transport.rank, self.round)
         return [self.edges[peer] for peer in peers if peer in self.edges]
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Take in the ranks that have come back."""
         for peer in self.transport.rejoined():
             self.edges[peer] = Edge(peer, last=self.round, valid=not self.node.tracks, snapshot_due=True, joining=True)
             self._absent.discard(peer)
@@ -160,7 +170,8 @@ class Rounds:
                 usable.append((edge, message))
             else:
                 self.counts.skipped += 1
-        self.node.apply(payloads, self.round)
+        self._apply(payloads)
+        usable = [(edge, message) for edge, message in usable if edge.peer in self.edges]
         weights = {edge.peer: self._weight(edge, message) for edge, message in usable}
         scales = {edge.peer: min(self.node.scale, message.scale) for edge, message in usable}
         self.coefficients = {peer: weight * scales[peer] for peer, weight in weights.items()}
@@ -173,15 +184,58 @@ class Rounds:
         """The next undamaged message of a neighbour; None if it is late or the neighbour is gone."""
         while True:
             try:
+                edge.check_flood()
                 packed = self.transport.receive(edge.peer, until=until)
+                if packed is None:
+                    return None
+                message = self._unpack(packed)
+                joined = self.round > 0 or self.transport.incarnation == 1
+                after = max(edge.last, self.round) if joined else None
+                self._limits.check(message, after=after, known=self.membership, own=self.node.own)
+                return message
             except PeerGoneError as gone:
                 self.remove(edge.peer, str(gone))
                 return None
-            try:
-                return None if packed is None else self._unpack(packed)
+            except RefusedMessageError as refusal:
+                self._refuse(edge.peer, refusal)
+                return None
             except MessageError as damage:
                 self.counts.damaged += 1
+                edge.unused += 1
                 _log.warning("round %d: dropped a message of rank %d: %s", self.round, edge.peer, damage)
+
+    def _refuse(self, peer: int, refusal: MessageError) -> None:
+        """Bad bytes cost their sender the edge. This rank goes on."""
+        self.counts.refused += 1
+        self.remove(peer, f"its message is refused: {refusal}")
+
+    def _apply(self, payloads: Mapping[int, Tensor]) -> None:
+        """Apply the payloads of this round. A payload that leaves no usable view costs its sender the edge."""
+        if not self.node.views.per_peer:
+            missing = [edge.peer for edge in self._active_edges() if edge.peer not in payloads]
+            try:
+                if missing:
+                    raise MessageError(f"the message of rank {missing[0]} is missing")
+                self.node.apply(payloads, self.round)
+            except MessageError as problem:
+                raise ExchangeError(
+                    f"one running sum cannot leave out a neighbour: {problem}: give a deadline"
+                ) from None
+            return
+        for peer, payload in payloads.items():
+            self._apply_payload(peer, payload, self.round)
+        self.node.apply({}, self.round)  # the own payload
+
+    def _apply_payload(self, peer: int, payload: Tensor, number: int) -> bool:
+        """Whether the payload of round `number` fits the view of its sender, to which it is applied."""
+        views = self.node.views
+        try:
+            views.apply({peer: payload}, self.node.codec, *self.node.blend(number))
+            check_view(views.of(peer), self.node.own)
+        except MessageError as refusal:
+            self._refuse(peer, refusal)
+            return False
+        return True
 
     def _message_of_round(self, edge: Edge, until: float) -> GossipMessage | None:
         """The neighbour's message of this round, or None. Late messages of earlier rounds are applied on the way."""
@@ -197,13 +251,14 @@ class Rounds:
                 self.counts.lost += 1
                 return None
             if message.kind != Kind.ROUND or message.round <= edge.last:
-                continue  # of an abandoned average, or a duplicate
+                edge.unused += 1  # of an abandoned average, or a duplicate
+                continue
             self.membership.merge(message.updates)
             self.neighbour_switched |= Flag.SWITCHED in message.flags
             if edge.joining:
                 edge.joining, edge.last = False, message.round - 1
                 self.membership.mark_alive(edge.peer, message.incarnation)
-            edge.missed = 0
+            edge.missed = edge.unused = 0
             if message.round == self.round:
                 return message
             if message.round > self.round:  # the message of this round is lost
@@ -212,20 +267,19 @@ class Rounds:
                 if self.node.tracks and self.node.views.per_peer:
                     edge.valid = False  # its content is unknown: request a snapshot now, not one message later
                 return None
-            if self._can_apply(edge, message):  # late for its round, but its payload still belongs to the view
-                self.node.views.apply({edge.peer: message.payload}, self.node.codec, *self.node.blend(message.round))
+            # Late for its round, but its payload still belongs to the view.
+            if self._can_apply(edge, message) and not self._apply_payload(edge.peer, message.payload, message.round):
+                return None
 
     def _can_apply(self, edge: Edge, message: GossipMessage) -> bool:
         """Whether the payload of this message fits the view of the neighbour; takes its snapshot, if there is one."""
         # A message sent before our last snapshot arrived may still ask for one.
         edge.snapshot_due |= Flag.NEEDS_SNAPSHOT in message.flags and message.round > edge.snapshot_round
-        views, size = self.node.views, self.node.own.numel()
+        views = self.node.views
         if not self.node.tracks:
             edge.last = message.round
             return True
         if message.snapshot.numel():
-            if message.snapshot.numel() != size:
-                raise ExchangeError(f"rank {edge.peer} sent a snapshot of another model: start all ranks with the same")
             views.put(edge.peer, message.snapshot)
             edge.valid = True
         elif message.round != edge.last + 1:

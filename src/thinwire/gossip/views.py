@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..codecs.base import Codec
-from ..errors import ExchangeError, StateError
+from ..errors import ExchangeError, MessageError, StateError
+from .validate import LARGEST, within
 
 
 def apply_payload(view: Tensor, payload: Tensor, codec: Codec, keep: float, take: float) -> None:
@@ -36,6 +37,7 @@ class Replicas:
 
     def __init__(self, start: Tensor, peers: Iterable[int]) -> None:
         self._of = {peer: start.clone() for peer in peers}
+        self._numel = start.numel()
 
     def reset(self, model: Tensor) -> None:
         """All neighbours have this model."""
@@ -60,7 +62,7 @@ class Replicas:
             if peer in self._of:
                 apply_payload(self._of[peer], payload, codec, keep, take)
             else:  # a peer that rejoined sends a whole model; where payloads are changes, a snapshot came first
-                self._of[peer] = codec.decode(payload)
+                self._of[peer] = codec.decode(payload, numel=self._numel)
 
     def mixed(self, own: Tensor, rank: int, coefficients: Mapping[int, float]) -> Tensor:
         """The weighted sum of `own` and the neighbours' copies, added in the order of ranks."""
@@ -113,7 +115,10 @@ class RunningSum:
         if keep != 1.0:
             self._sum.mul_(keep)
         for peer, weight in self._weights.items():
-            self._sum.add_(codec.decode(payloads[peer], numel=self._sum.numel()), alpha=weight * take)
+            change = codec.decode(payloads[peer], numel=self._sum.numel())
+            if not within(change, LARGEST):
+                raise MessageError(f"the payload of rank {peer} has values that are not finite")
+            self._sum.add_(change, alpha=weight * take)
 
     def mixed(self, own: Tensor, rank: int, coefficients: Mapping[int, float]) -> Tensor:
         """The coefficients are the weights of the sum times one common factor, which is below 1 for CHOCO only."""

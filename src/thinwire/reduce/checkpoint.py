@@ -15,7 +15,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,9 @@ from torch import Tensor
 from ..codecs.base import State
 from ..errors import StateError
 from ..exchange.first_shot import pieces
-from ..memory import ErrorFeedback
+from ..memory import ErrorFeedback, RunningMemory
+from ..recipe.compose import parse
+from . import second_shots
 from .agree import check_agreement
 from .buckets import Bucket, Layout
 from .residuals import Residuals
@@ -114,7 +116,7 @@ def adopt(reducer: Reducer, bucket: Bucket) -> None:
 def move(reducer: Reducer, layout: Layout) -> None:
     """Take over another layout; residuals go with their parameters."""
     residuals, old = reducer.residuals, reducer.layout
-    keep_second_shots(reducer, residuals, residuals)
+    second_shots.keep(reducer, residuals, residuals)
     if residuals.memory is not None:
         _put(residuals, layout.buckets, _by_parameter(residuals, old.buckets, residuals.memory.keeps))
     by_part: dict[str, State] = {}
@@ -128,30 +130,14 @@ def move(reducer: Reducer, layout: Layout) -> None:
     reducer.layout = layout
 
 
-def keep_second_shots(reducer: Reducer, old: Residuals, new: Residuals) -> None:
-    """What a second shot kept back lies with this rank alone; without a second shot its memory keeps it.
-
-    It is part of a mean, and a residual part of a sum: hence times the number of ranks.
-    """
-    backs, old.backs = old.backs, {}
-    if not backs:
-        return
-    if new.memory is None:
-        new.memory = ErrorFeedback().start()  # whose content goes with the next step
-    for bucket in reducer.layout.buckets:
-        if bucket.name in backs:
-            if bucket.name not in new.memory.names():
-                new.memory.put(bucket.name, {key: _joined(bucket, {}, key) for key in new.memory.keeps})
-            mine = pieces(bucket.numel, reducer.world_size)[reducer.rank]
-            new.memory.residual(bucket.name).view(-1)[mine].add_(backs[bucket.name], alpha=reducer.world_size)
-
-
 # -------------------------------------------------------------------------------------------------------- saving
 
 
 def state_of(reducer: Reducer, extra: Mapping[str, Any]) -> dict[str, Any]:
     """This rank's part."""
-    residuals = reducer.residuals
+    residuals, memory = reducer.residuals, reducer.residuals.memory
+    chooses = reducer.policy.state_dict()
+    known = [] if memory is None else memory.names()
     info = {
         "version": _VERSION,
         "recipe": str(reducer.recipe),
@@ -159,16 +145,19 @@ def state_of(reducer: Reducer, extra: Mapping[str, Any]) -> dict[str, Any]:
         "step": reducer.step,
         "seed": reducer.seed,
         "layout": reducer.layout.groups,
-        "memory": None if residuals.memory is None else residuals.memory.kind,
-        "auto": reducer.policy.state_dict(),
+        "memory": None if memory is None else memory.kind,
+        "auto": chooses,
+        "empty": [part.name for bucket in reducer.layout.buckets if bucket.name not in known for part in bucket.parts],
+        "overrides": {name: str(recipe) for name, recipe in residuals.overrides.items()},
         **extra,
     }
     part: dict[str, Any] = {
         "info": json.dumps(info),
         "buckets": _bytes_of({"states": residuals.states, "backs": residuals.backs}),
     }
-    if residuals.memory is not None:
-        part["memory"] = _by_parameter(residuals, reducer.layout.buckets, residuals.memory.keeps)
+    if memory is not None or chooses is not None:  # DCP loads only what the state of the new link has too
+        keys = ErrorFeedback().start().keeps if memory is None else memory.keeps
+        part["memory"] = _by_parameter(residuals, reducer.layout.buckets, keys)
     return {f"{reducer.rank}of{reducer.world_size}": part}
 
 
@@ -189,8 +178,11 @@ def _content_of(part: Mapping[str, Any], device: torch.device) -> dict[str, Any]
 # ------------------------------------------------------------------------------------------------------- loading
 
 
-def load(reducer: Reducer, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Resume from the parts given, which must hold those that are this rank's to take."""
+_Prepared = tuple[Layout, RunningMemory | None, Kept | None, dict[str, Any], dict[str, Any], int]
+
+
+def _prepared(reducer: Reducer, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> _Prepared:
+    """All that may be refused, without any change."""
     parts, world = _parts(given)
     mine = taken_ranks(reducer, world)
     if missing := [rank for rank in mine if rank not in parts]:
@@ -205,14 +197,44 @@ def load(reducer: Reducer, given: Mapping[str, Any] | Sequence[Mapping[str, Any]
         raise StateError("the states were saved after different steps: give those of one checkpoint")
     follows = reducer.policy.state_dict() is not None
     _check_fits(reducer, info, follows=follows)
-    # Everything that may fail comes first: a state is loaded whole or not at all.
-    layout, residuals = reducer.layout.regrouped(info["layout"]), reducer.residuals
+    layout = reducer.layout.regrouped(info["layout"])
     # A rank that is new takes another's codec states: power iterations must start alike everywhere.
     content = _content_of(parts[mine[0] if mine else min(parts)], _device_of(layout))
-    memory, same = residuals.memory, world == reducer.world_size
+    memory, same = reducer.residuals.memory, world == reducer.world_size
+    if follows and info["memory"] is None:
+        memory = None
     if memory is None and ((content["backs"] and not same) or (follows and info["memory"] is not None)):
         memory = ErrorFeedback().start()  # of second shots of other pieces; what policies may have kept
     kept = None if memory is None else _added(reducer, memory.keeps, layout, [parts[rank] for rank in mine], world)
+    return layout, memory, kept, info, content, world
+
+
+def _agree(reducer: Reducer, refusal: StateError | None) -> None:
+    """Raise on all ranks if any of them cannot load its state: the others would wait for it."""
+    network = reducer.network
+    if not network.between_processes:
+        refused = [] if refusal is None else [network.rank]
+    else:
+        flag = torch.tensor([int(refusal is not None)], dtype=torch.int32, device=network.device)
+        refused = [rank for rank, value in enumerate(network.all_gather(flag).view(-1).tolist()) if value]
+    if refusal is not None:
+        raise refusal
+    if refused:
+        raise StateError(f"rank {refused[0]} cannot load its state, so no rank does: its error says why")
+
+
+def load(reducer: Reducer, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Resume from the parts given, which must hold those that are this rank's to take.
+
+    A state is loaded whole and on all ranks, or not at all: what may fail comes first, and ranks tell each other.
+    """
+    refusal: StateError | None = None
+    try:
+        layout, memory, kept, info, content, world = _prepared(reducer, given)
+    except StateError as problem:
+        refusal = problem
+    _agree(reducer, refusal)
+    same, residuals = world == reducer.world_size, reducer.residuals
     if reducer.network.between_processes:
         check_agreement(reducer.network, {"step of the state": str(info["step"])}, device=reducer.network.device)
     reducer.layout, reducer.step, reducer.seed = layout, info["step"], info["seed"]
@@ -222,19 +244,29 @@ def load(reducer: Reducer, given: Mapping[str, Any] | Sequence[Mapping[str, Any]
         reducer.residuals = residuals = Residuals(reducer.policy.recipe)
     residuals.restart()
     residuals.memory, reducer.saved = memory, Saved()
-    if kept is not None:
-        reducer.saved.memory = kept
-        memory.reset() if memory is not None else None
+    if kept is not None and memory is not None:
+        reducer.saved.memory = _without_empty(kept, info, layout, () if same else content["backs"])
+        memory.reset()
     if info["recipe"] == str(reducer.recipe):
         reducer.saved.states = content["states"]
+        residuals.overrides = {name: parse(text) for name, text in info.get("overrides", {}).items()}
     if same:
         reducer.saved.backs = content["backs"]
     for bucket in layout.buckets:
         adopt(reducer, bucket)
     residuals.states.update({key: state for key, state in reducer.saved.states.items() if " " in key})
     if same and info["recipe"] != str(reducer.recipe):
-        keep_second_shots(reducer, residuals, residuals)
-    return {key: value for key, value in info.items() if key not in _INFO | {"version", "auto"}}
+        second_shots.keep(reducer, residuals, residuals)
+    return {key: value for key, value in info.items() if key not in _INFO | {"version", "auto", "empty", "overrides"}}
+
+
+def _without_empty(kept: Kept, info: Mapping[str, Any], layout: Layout, backs: Collection[str]) -> Kept:
+    """What the memory knew: buckets of which nothing was ever kept stay unknown, but for what second shots add."""
+    empty = set(info.get("empty", ()))
+    for bucket in layout.buckets:
+        if bucket.name in backs:
+            empty -= set(bucket.names)
+    return {name: tensors for name, tensors in kept.items() if name not in empty}
 
 
 def _device_of(layout: Layout) -> torch.device:

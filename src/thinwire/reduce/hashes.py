@@ -87,15 +87,17 @@ class HashCheck:
     """Compares means of all ranks every N steps; on a device, what ranks said is looked at when it has come.
 
     `weights` gives tensors that must be the same on all ranks too: they show what went wrong since the last check.
+    `paused` says whether ranks cannot be compared now; the same on all of them.
     """
 
     def __init__(self, every: int) -> None:
         self.every = every
         self.deferred = Deferred()
         self.weights: Callable[[], Mapping[str, Tensor]] = dict
+        self.paused: Callable[[], bool] = bool
 
     def wanted(self, step: int, network: Network) -> bool:
-        return network.world_size > 1 and self.every > 0 and step % self.every == 0
+        return network.world_size > 1 and self.every > 0 and step % self.every == 0 and not self.paused()
 
     def run(self, step: Step, network: Network) -> None:
         """After a step: raise on all ranks if means differ."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..comm.communicator import Communicator
 from ..comm.network import Network
 
-_JOIN_SECONDS = 5.0  # to wait for a thread that should have nothing to do
+_JOIN_SECONDS = 5.0  # to wait for all threads, which should have nothing to do
 
 
 class Lane:
@@ -127,12 +128,12 @@ class Lanes:
         """End the threads and release the process groups. Afterwards nothing can be submitted."""
         for lane in self._lanes:
             lane.jobs.put(None)
-        for thread in self._threads:
+        end = time.monotonic() + _JOIN_SECONDS
+        for lane, thread in zip(self._lanes, self._threads, strict=False):
             if thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
-        for lane in self._lanes:
-            if isinstance(lane.network, Communicator):
-                lane.network.close()
+                thread.join(max(0.0, end - time.monotonic()))
+            if not thread.is_alive() and isinstance(lane.network, Communicator):
+                lane.network.close()  # else it hangs in a collective, and closing would wait for its timeout
         self._threads.clear()
 
     def _work(self, lane: Lane) -> None:

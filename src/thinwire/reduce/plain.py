@@ -14,6 +14,7 @@ from .step import Work
 
 def start_in_place(work: Work, buffer: Tensor, network: Network) -> None:
     """Begin to replace a buffer by its mean; it may be sparse."""
+    work.is_sum = True
     if network.world_size > 1:
         buffer.mul_(1.0 / network.world_size)
         work.pending = network.start_all_reduce(buffer)
@@ -21,6 +22,7 @@ def start_in_place(work: Work, buffer: Tensor, network: Network) -> None:
 
 def start(work: Work, tensors: Mapping[str, Tensor], network: Network) -> None:
     """Begin to write the means of tensors to the outputs of `work`, in one message."""
+    work.is_sum = True
     share, given = 1.0 / network.world_size, list(tensors.values())
     if len(given) == 1:
         out = next(iter(work.outputs.values()))

@@ -17,7 +17,7 @@ from ..comm.network import Network
 from ..errors import AttachError, ExchangeError, OptionError, ThinwireError, release
 from ..exchange import shards
 from ..recipe.compose import Recipe
-from . import checkpoint, plain
+from . import checkpoint, plain, second_shots
 from .agree import check_agreement, checked_recipe
 from .buckets import Bucket, Layout
 from .hashes import HashCheck
@@ -88,9 +88,8 @@ class Reducer:
         checked = checked_recipe(recipe, self.network)
         self.residuals = Residuals(checked)
         self._agree({"recipe": f"{policy or checked}", "seed": str(seed), "check_every": str(check_every)})
-        if (
-            self.meter.sampling is None and self.network.between_processes
-        ):  # often only rank 0 has sinks, and all ranks must measure
+        if self.meter.sampling is None and self.network.between_processes:
+            # Often only rank 0 has sinks, and all ranks must measure.
             listens = torch.tensor([int(self.meter.active)], dtype=torch.int32, device=self.network.device)
             self.meter.sampling = bool(self.network.all_reduce(listens, op="max"))
         self.policy: Policy = Fixed(checked)
@@ -173,7 +172,10 @@ class Reducer:
             self.residuals, self.meter, step, bucket, tensors, out, self.seed, may_be_unused=may_be_unused, shards=cuts
         )
         assert self._runner is not None
-        self.timeline.run(work, job, tensors, self._runner)
+        try:
+            self.timeline.run(work, job, tensors, self._runner)
+        except ExchangeError as failure:  # of a job that ran here and now
+            self.fail(failure)
         return work
 
     def start_sum(self, label: str, buffer: Tensor, names: Sequence[str] = ()) -> Work:
@@ -206,12 +208,12 @@ class Reducer:
             ask(self, self.policy.before_step, self.step)
             if self.policy.recipe != self.recipe:
                 self._travel_by(self.policy.recipe)
-            self.residuals.override(self.policy.overrides)
+            second_shots.override(self, self.policy.overrides)
         step = self._open = Step(self.step, plain=not warm or self._is_plain())
         step.measures = warm and self.policy.measures(self.step)
         step.samples = self.meter.samples(self.step)
         step.checks = self.hashes.wanted(self.step, self.network)
-        step.device = self.timeline.begin(device)
+        step.device, step.traffic = self.timeline.begin(device), self.network.traffic
         return step
 
     def _is_plain(self) -> bool:
@@ -225,14 +227,12 @@ class Reducer:
         ask(self, self.policy.before_wait)
         begin = time.perf_counter()
         try:
-            before = self.network.traffic
             for work in step.works.values():
-                summed = work.pending is not None
                 work.finish_sum()
-                if summed and not step.plain:  # beside buckets, whose residuals depend on it
+                if work.is_sum and not step.plain:  # beside buckets, whose residuals depend on it
                     step.finite += [plain.finite(mean) for mean in work.outputs.values()]
-            sent = self.network.traffic - before
-            if sent.calls:
+            if any(work.is_sum for work in step.works.values()):
+                sent = self.network.traffic - step.traffic
                 self.meter.record(BucketRecord("whole", sent.bytes, sent.bytes, 0.0, sent.seconds, 0.0))
             if self._runner is not None:
                 self._runner.wait()
@@ -249,9 +249,7 @@ class Reducer:
         whether the step counts: a bool, or a flag on the device.
         """
         self.check_usable()
-        step = self._open
-        if step is None:
-            step = self.begin_step(torch.device("cpu"))
+        step = self._open or self.begin_step(torch.device("cpu"))
         self.wait()
         counts = self.timeline.counts(step, finite)
         if not step.plain:
@@ -375,7 +373,7 @@ class Reducer:
             self.residuals = Residuals(new, memory=carried_over(old, new))
             if new.codec == old.recipe.codec:
                 self.residuals.states = old.states
-            checkpoint.keep_second_shots(self, old, self.residuals)
+            second_shots.keep(self, old, self.residuals)
 
     @property
     def networks(self) -> list[Network]:

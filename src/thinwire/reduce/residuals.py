@@ -46,6 +46,7 @@ class Sent:
     bucket: Bucket
     request: Request
     flushed: bool  # the recipe has no memory, and everything that was kept went with it
+    fresh: bool  # nothing was kept of it before
     idle: list[Flag]  # of each part: its gradient is zero here
     unused: list[Flag] = dataclasses.field(default_factory=list)  # and on all ranks
     offered: float = 0.0
@@ -126,7 +127,8 @@ class Residuals:
         remembers = measure or (memory is not None and not flush)
         request = Request(gradient, exact, parts, draw, state, remembers=remembers, out=out)
         request.back, request.may_be_unused, request.shards = self.backs.get(name), may_be_unused, shards
-        sent = self.sent[name] = Sent(bucket, request, flush, [], told=exact.numel())
+        fresh = memory is not None and name not in memory.names()
+        sent = self.sent[name] = Sent(bucket, request, flush, fresh, [], told=exact.numel())
         if memory is not None and gradient.numel():
             if may_be_unused:
                 sent.idle = [_is_zero(part.of(gradient)) for part in parts]
@@ -174,6 +176,8 @@ class Residuals:
             if not finite:
                 self.memory.discard(name=name)
                 self._spare[name] = request.gradient
+                if one.fresh:
+                    self.memory.forget(name=name)
             elif one.flushed:
                 self._forget(name, [part for part, unused in zip(request.parts, one.unused, strict=False) if unused])
             else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..comm import streams
-from ..comm.network import Pending
+from ..comm.network import Pending, Traffic
 from ..errors import ExchangeError
 from ..exchange.request import Flag
 
@@ -36,6 +36,7 @@ class Step:
     hashes: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     exposed_seconds: float = 0.0
     device: torch.device | None = None  # of tensors whose values stay on it
+    traffic: Traffic = dataclasses.field(default_factory=Traffic)  # of the group itself before it
 
     def largest(self) -> Tensor | None:
         """The mean with the most elements."""
@@ -69,6 +70,7 @@ class Work:
         self.ticket: Ticket | None = None  # of a lane
         self.pending: Pending | None = None  # of a plain sum
         self.event: Any = None  # on a device: when the mean is there
+        self.is_sum = False  # it travels as it is
         self.copies: list[tuple[str, Tensor]] = []  # where a plain sum lies, by output
         self.failed = "a reduction failed"
 

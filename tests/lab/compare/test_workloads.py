@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import pickle
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,15 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(OptionError, match=f"{name} is damaged .*fetch it again"):
         read_images(tmp_path)
+
+
+def test_a_pickle_cannot_import_a_module_of_numpy(tmp_path: Path) -> None:
+    """Importing is enough: some modules do things then."""
+    for name in ("data_batch_1", "test_batch"):
+        (tmp_path / name).write_bytes(b"cnumpy.f2py.__main__\ndtype\n.")
+    with pytest.raises(OptionError, match=r"it asks for numpy\.f2py\.__main__\.dtype"):
+        read_images(tmp_path)
+    assert "numpy.f2py.__main__" not in sys.modules
 
 
 @pytest.mark.parametrize("content", [pickle.dumps(Evil()), b"\x80\x04junk", pickle.dumps({b"data": 1})])

@@ -1,6 +1,7 @@
 """Messages between two ranks: the transports of gossip, between processes and between threads."""
 
-from .gloo import GlooTransport, peers_at
+from .address import peers_at
+from .gloo import GlooTransport
 from .local import LocalTransport
 from .transport import PeerGoneError, PeerTransport
 

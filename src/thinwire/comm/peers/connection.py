@@ -20,6 +20,7 @@ _FOREVER = timedelta(days=30)
 _SIZE = torch.int64
 _LEAVING = -1  # sent in place of a size
 _POSTED = 4  # message sizes for which a receive is posted in advance
+_WAITING = 16  # messages of the largest size that may wait to be read; then the sender has to wait
 
 
 class Connection:
@@ -28,10 +29,25 @@ class Connection:
     The size of a message travels before it; a size of -1 says that the sender leaves. The tag of a message depends on
     its size. So the receive for another message of the last size can be posted before that message is announced, which
     saves the round trip in which gloo asks for a buffer.
+
+    `most_bytes`: no honest message is larger. A larger size ends the connection before anything is allocated, and
+    received messages that nobody reads take a bounded amount of memory.
     """
 
-    def __init__(self, group: Any, other: int, peer: int, delay: Callable[[int], float] | None) -> None:
+    def __init__(
+        self,
+        group: Any,
+        other: int,
+        peer: int,
+        delay: Callable[[int], float] | None,
+        *,
+        most_bytes: int | None = None,
+    ) -> None:
         self._group, self._other, self._peer, self._delay = group, other, peer, delay
+        self._most_bytes = most_bytes
+        self._room = threading.Condition()
+        self._held = 0  # bytes of messages that wait to be read
+        self._leaving = False
         self._outgoing: queue.Queue[Tensor | None] = queue.Queue()
         self._incoming: queue.Queue[Tensor | PeerGoneError] = queue.Queue()
         self._gone: PeerGoneError | None = None
@@ -56,10 +72,16 @@ class Connection:
         if isinstance(found, PeerGoneError):
             self._gone = found
             raise found
+        with self._room:
+            self._held -= found.numel()
+            self._room.notify()
         return found
 
     def leave(self) -> None:
-        """Tell the peer, after all messages that are queued."""
+        """Tell the peer, after all messages that are queued. What still arrives is dropped."""
+        with self._room:
+            self._leaving = True
+            self._room.notify()
         self._outgoing.put(None)
 
     def join(self, until: float) -> None:
@@ -92,14 +114,27 @@ class Connection:
                     # interpreter ends, and that aborts the process.
                     self.leave()
                     raise RuntimeError("it has left")
+                if size < 0 or (self._most_bytes is not None and size > self._most_bytes):
+                    raise RuntimeError(f"it announced a message of {size} bytes, not at most {self._most_bytes}")
                 work, message = posted.pop(size) if size in posted else self._post_receive(size)
                 self._wait(work)
                 if size == before and len(posted) < _POSTED:
                     posted[size] = self._post_receive(size)
                 before = size
-                self._incoming.put(message)
+                self._keep(message)
         except RuntimeError as problem:
             self._fail(problem)
+
+    def _keep(self, message: Tensor) -> None:
+        """Queue a message for the reader. Until there is room the peer cannot send another one."""
+        with self._room:
+            if self._most_bytes is not None:
+                most = _WAITING * self._most_bytes
+                self._room.wait_for(lambda: self._leaving or self._held + message.numel() <= most)
+            if self._leaving:
+                return
+            self._held += message.numel()
+        self._incoming.put(message)
 
     def _post_receive(self, size: int) -> tuple[Any, Tensor]:
         buffer = torch.empty(size, dtype=torch.uint8)

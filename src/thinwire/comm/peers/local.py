@@ -20,8 +20,11 @@ class LocalTransport(PeerTransport):
     tensor([7], dtype=torch.uint8)
     """
 
-    def __init__(self, rank: int, queues: list[list[queue.Queue[Tensor | None]]]) -> None:
+    def __init__(
+        self, rank: int, queues: list[list[queue.Queue[Tensor | None]]], *, notes: dict[str, str] | None = None
+    ) -> None:
         super().__init__(rank, len(queues))
+        self._notes = {} if notes is None else notes  # shared by all ranks
         self._queues = queues  # [receiver][sender]; None says that the sender has left
 
     @classmethod
@@ -30,7 +33,8 @@ class LocalTransport(PeerTransport):
         queues: list[list[queue.Queue[Tensor | None]]] = [
             [queue.Queue() for _ in range(world_size)] for _ in range(world_size)
         ]
-        return [cls(rank, queues) for rank in range(world_size)]
+        notes: dict[str, str] = {}
+        return [cls(rank, queues, notes=notes) for rank in range(world_size)]
 
     def connect(self, peers: Iterable[int], *, seconds: float) -> list[int]:
         return list(peers)
@@ -47,6 +51,12 @@ class LocalTransport(PeerTransport):
         if message is None:
             raise PeerGoneError(f"rank {peer} has left")
         return message
+
+    def note(self, name: str, text: str) -> str:
+        return self._notes.setdefault(name, text)  # atomic
+
+    def peek(self, name: str) -> str | None:
+        return self._notes.get(name)
 
     def disconnect(self, peer: int) -> None:
         pass

@@ -34,6 +34,7 @@ class PeerTransport(ABC):
     """
 
     same_start: ClassVar[bool] = False  # all ranks are built from one model: no broadcast at the start
+    restartable: bool = False  # a rank that died may come back
 
     def __init__(self, rank: int, world_size: int, *, incarnation: int = 1) -> None:
         self.rank, self.world_size = rank, world_size
@@ -47,6 +48,10 @@ class PeerTransport(ABC):
     def parse_once(self, parse: Callable[[Tensor], _T]) -> Callable[[Tensor], _T]:
         """`parse`, cached by transports that give one message to several ranks of one process."""
         return parse
+
+    def limit(self, most_bytes: int) -> None:
+        """No honest message is larger. Transports between processes call a peer gone that announces a larger one."""
+        return
 
     @abstractmethod
     def connect(self, peers: Iterable[int], *, seconds: float) -> list[int]:
@@ -70,6 +75,17 @@ class PeerTransport(ABC):
     @abstractmethod
     def rejoined(self) -> list[int]:
         """Peers that have connected again since the last call."""
+
+    def note(self, name: str, text: str) -> str:
+        """The text of the first rank that called with this name. Ranks compare their options with it.
+
+        A transport between ranks of one program, which has one set of options, may return `text`.
+        """
+        return text
+
+    def peek(self, name: str) -> str | None:
+        """The note of this name, if there is one. A note named `conflict` also ends the wait of `connect`."""
+        return None
 
     def watch_for(self, peers: Iterable[int]) -> None:
         """Accept new connections from these peers, which are absent now."""

@@ -123,11 +123,20 @@ def _read_cifar_binary(path: Path) -> tuple[Any, Any]:
     return records[:, 1:], records[:, 0]
 
 
+# Whole names: a module is imported before anything in it is looked for, and some of numpy's do things then.
+_OF_NUMPY = {
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+
+
 class _Arrays(pickle.Unpickler):
     """Loads NumPy arrays and plain containers, and refuses everything that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("numpy") and name in ("_reconstruct", "ndarray", "dtype", "scalar"):
+        if (module.replace("numpy.core", "numpy._core"), name) in _OF_NUMPY:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
             return super().find_class(module, name)
