@@ -21,7 +21,7 @@ SCRIPTS = (
     "auto", "ddp_overhead", "global_qsgd_blocks", "gossip", "losses", "paired", "plan", "simulate", "tables", "trust",
     "threshold_k",
 )  # fmt: skip
-HELPERS = {"__init__", "comparisons", "gossip_rank", "pages", "results"}
+HELPERS = {"__init__", "comparisons", "gossip_rank", "gru", "pages", "results"}
 
 
 # ------------------------------------------------------------------------------------------------------------- results

@@ -1,9 +1,12 @@
-"""What a recipe costs in loss: the gpt workload with ranks simulated in one process, so no network is needed.
+"""What a recipe costs in loss, with ranks simulated in one process, so no network is needed.
 
     python -m benchmarks.scripts.losses sparse       what helps sparse recipes under Adam?
     python -m benchmarks.scripts.losses quantized    are four bits and more within 1 % of dense? (three seeds)
+    python -m benchmarks.scripts.losses bits --data /usr/share/datasets/fashion-mnist
+                                                     what do one to three bits cost on three workloads? (three seeds)
 
-Each writes benchmarks/results/losses_<which>.json. Adam divides by the recent size of a gradient element. With error
+Each writes benchmarks/results/losses_<which>.json. The workload is gpt; `bits` adds cnn, with SGD, and gru, with Adam,
+which no recipe was tuned on. Adam divides by the recent size of a gradient element. With error
 feedback an element is sent rarely, and its residual arrives in one step. That step moves the weight about as far as six
 dense steps, however long the element waited. So `sparse` varies what could help: a larger learning rate for compressed
 parameters, a longer average of sizes (beta2), dense steps first, a higher density.
@@ -19,9 +22,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.scripts import results
+from benchmarks.scripts.gru import GruOnPackages
 from thinwire import LocalGroup, parse
 from thinwire.lab.compare.machine import describe_machine
-from thinwire.lab.compare.workloads import GptOnSources, workload
+from thinwire.lab.compare.workloads import Workload, workload
 from thinwire.reduce.buckets import one_dimensional_or_tiny
 
 
@@ -33,6 +37,7 @@ class Setting:
     rate: float = 1.0  # times the learning rate of the workload
     beta2: float = 0.95
     dense_steps: int = 0  # first, as `attach(..., warmup_steps=)` does
+    workload: str = "gpt"
 
 
 _ONE = "ef|threshold_k:0.01|bf16|all_gather"
@@ -57,20 +62,37 @@ SETTINGS = {
             *("two-shot-2", "two-shot-1"),
         )
     ),
+    "bits": tuple(
+        Setting(recipe, workload=name)
+        for name in ("gpt", "cnn", "gru")
+        for recipe in (
+            *("dense", "two-shot-2", "rotated:2|two_shot:2", "rotated:2|two_shot:2,feedback=true"),
+            *("rotated:1|two_shot:2", "two-shot-1-2", "two-shot-1", "rotated:1|two_shot:1,feedback=true"),
+        )
+    ),
 }
+SEEDS = {"sparse": 1, "quantized": 3, "bits": 3}
 
 
-def train(setting: Setting, work: GptOnSources, *, steps: int, ranks: int, seed: int) -> tuple[list[float], float]:
-    """Training loss of every step, mean over ranks, and held-out loss at the end."""
-    model = work.model(seed=seed)
-    named = [(name, p) for name, p in model.named_parameters()]
+def _optimizer(setting: Setting, work: Workload, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The workload's own; for gpt with the settings of Adam, for what the recipe compresses."""
+    if setting.workload != "gpt":
+        return work.optimizer(model)
+    named = list(model.named_parameters())
     compressed = [p for name, p in named if not one_dimensional_or_tiny(name, p)]
     exact = [p for name, p in named if one_dimensional_or_tiny(name, p)]
     groups = [
         {"params": compressed, "lr": 1e-3 * setting.rate, "betas": (0.9, setting.beta2)},
         {"params": exact, "lr": 1e-3, "betas": (0.9, 0.95)},
     ]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.1, fused=True)
+    return torch.optim.AdamW(groups, weight_decay=0.1, fused=True)
+
+
+def train(setting: Setting, work: Workload, *, steps: int, ranks: int, seed: int) -> tuple[list[float], float]:
+    """Training loss of every step, mean over ranks, and held-out loss at the end."""
+    model = work.model(seed=seed)
+    named = [(name, p) for name, p in model.named_parameters()]
+    optimizer = _optimizer(setting, work, model)
     rates = [group["lr"] for group in optimizer.param_groups]
     group, plain = LocalGroup(parse(setting.recipe), ranks, seed=seed), LocalGroup(parse("dense"), ranks)
     losses = []
@@ -94,7 +116,8 @@ def train(setting: Setting, work: GptOnSources, *, steps: int, ranks: int, seed:
                 mean[name] = part
         for name, p in named:
             p.grad = mean[name]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if work.clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), work.clip)
         optimizer.step()
         losses.append(total)
     with torch.no_grad():
@@ -102,12 +125,11 @@ def train(setting: Setting, work: GptOnSources, *, steps: int, ranks: int, seed:
     return losses, sum(held_out) / len(held_out)
 
 
-def _held_out_at_the_end(run: tuple[Setting, int, int, int]) -> float:
+def _held_out_at_the_end(run: tuple[Setting, int, int, int, str | None]) -> float:
     """Held-out loss of one run, in a process of its own."""
-    setting, steps, ranks, seed = run
+    setting, steps, ranks, seed, data = run
     torch.set_num_threads(1)
-    work = workload("gpt")
-    assert isinstance(work, GptOnSources)
+    work = GruOnPackages() if setting.workload == "gru" else workload(setting.workload, data=data)
     return train(setting, work, steps=steps, ranks=ranks, seed=seed)[1]
 
 
@@ -121,23 +143,24 @@ def main() -> None:
     parser.add_argument("which", choices=list(SETTINGS), help="the question to answer")
     parser.add_argument("--steps", type=int, default=200, help="steps of a run (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=4, help="simulated ranks (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, help="runs of each setting (default: 1 for sparse, 3 for quantized)")
+    parser.add_argument("--seeds", type=int, help=f"runs of each setting (default: {SEEDS})")
+    parser.add_argument("--data", help="the folder of Fashion-MNIST, for the workload cnn; without it, cnn is left out")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time, a thread each (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="the file to write (default: benchmarks/results/losses_<which>.json)")
     options = parser.parse_args()
-    seeds = range(options.seeds or {"sparse": 1, "quantized": 3}[options.which])
-    rows, dense = [], 0.0
-    settings = SETTINGS[options.which]
-    runs = [(setting, options.steps, options.ranks, seed) for setting in settings for seed in seeds]
+    seeds = range(options.seeds or SEEDS[options.which])
+    rows, dense = [], dict[str, float]()
+    settings = [one for one in SETTINGS[options.which] if options.data or one.workload != "cnn"]
+    runs = [(setting, options.steps, options.ranks, seed, options.data) for setting in settings for seed in seeds]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         ends_of_all = pool.imap(_held_out_at_the_end, runs)
         for setting in settings:
             ends = [next(ends_of_all) for _ in seeds]
             mean = sum(ends) / len(ends)
-            dense = dense or mean  # the first
-            rows.append({**asdict(setting), "held_out": mean, "held_out_of_seeds": ends, "over_dense": mean / dense})
-            print(f"{mean:.3f}  {mean / dense:.4f}  {setting}", flush=True)
-    made = {"workload": "gpt", "steps": options.steps, "ranks": options.ranks, "seeds": list(seeds)}
+            over = mean / dense.setdefault(setting.workload, mean)  # the first
+            rows.append({**asdict(setting), "held_out": mean, "held_out_of_seeds": ends, "over_dense": over})
+            print(f"{mean:.3f}  {over:.4f}  {setting}", flush=True)
+    made = {"steps": options.steps, "ranks": options.ranks, "seeds": list(seeds)}
     found = {"machine": describe_machine(), "settings": made, "rows": rows}
     results.write(options.out or results.RESULTS / f"losses_{options.which}.json", found)
 

@@ -75,8 +75,8 @@ def exponential_tree_penalty(workers: int) -> float:
 def rotated(bits: int) -> float:
     """Rotation, Lloyd-Max codebook, unbiased EDEN scale: D / (1 - D) for a large uniform rotation.
 
-    Two random Hadamard transforms are not quite that: 1.05 times it is the largest error found in a search over inputs
-    with few dominating elements, a measurement and not a proof.
+    Random Hadamard transforms are not quite that: 1.05 times it is the largest error found in a search over inputs with
+    few dominating or many equal elements, a measurement and not a proof.
     """
     error = LLOYD_MAX_ERROR[bits]
     return 1.05 * error / (1 - error)

@@ -30,6 +30,7 @@ from thinwire.errors import OptionError
 from thinwire.rng import Draw, Key
 
 BITS = (1, 2, 3, 4)
+WORST = {"one_and_a_little": 0.015, "twelve_and_many": 0.024}  # bias over norm, see the docstring of the codec
 Array = npt.NDArray[np.float64]
 
 
@@ -52,6 +53,9 @@ def breakers() -> dict[str, Tensor]:
         "four": hot([0.929, 1.0, 1.0, 1.0]),
         "four_unequal": hot([0.79, 0.79, 1.0, 0.211]),
         "sixteen": hot([1.0] * 16),
+        "quarter": torch.cat((torch.ones(257), torch.zeros(767))),
+        "twelve_and_many": torch.cat((torch.full((12,), 3.9), torch.ones(308), torch.zeros(704))),
+        "half": torch.cat((torch.ones(512), torch.zeros(512))),
         "constant": torch.ones(1024),
         "spike_in_noise": hot([1.0]) + 0.1 * noise,
         "spike_in_more_noise": hot([1.0]) + noise,
@@ -106,7 +110,10 @@ def rotated_oracle(bits: int, x: Array, key: Key) -> Array:
         part = x[start : start + 1024]
         size = 1024 if len(part) == 1024 else max(64, 2 ** math.ceil(math.log2(len(part))))
         part = np.pad(part, (0, size - len(part)))
-        both = hadamard_oracle(part, key.fold(1), start) @ hadamard_oracle(part, key.fold(0), start)
+        both = hadamard_oracle(part, key.fold(0), start)
+        many = np.sum(np.abs(part) > np.sqrt(np.mean(part * part)) / 2)
+        if 32 * np.max(np.abs(part)) ** 2 > np.sum(part * part) or 4 * many < size:  # few outweigh the others
+            both = hadamard_oracle(part, key.fold(1), start) @ both
         z = both @ part
         unit = z / math.sqrt(np.mean(z * z))
         nearest = words[np.abs(unit[:, None] - words).argmin(axis=1)]
@@ -144,8 +151,8 @@ def test_unbiased_and_within_omega_even_where_one_transform_fails(bits: int) -> 
         assert mean <= codec.omega(1024) + 4 * standard_error, name
         # Without bias the error of the mean falls as 1 / samples.
         left = float((samples.double().mean(0) - x.double()).square().sum() / x.double().square().sum())
-        if name == "one_and_a_little":  # the worst found, see the docstring
-            assert left <= 1.5 * mean / 400 + 0.015**2
+        if name in WORST:
+            assert left <= 1.5 * mean / 400 + WORST[name] ** 2, name
         else:
             assert left <= 1.5 * mean / 400 + 1e-12, name
             assert_unbiased(samples, x)

@@ -120,6 +120,8 @@ class Communicator(Network):
     def close(self) -> None:
         """Release the connections, if this communicator made them."""
         group, self._group = self._group, None
+        if self.interrupted:
+            return  # torch would wait for the collective under way, until its timeout
         if self._own and group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # the program has destroyed all groups and begun anew
                 dist.destroy_process_group(group)
@@ -128,7 +130,7 @@ class Communicator(Network):
 
     def _all_reduce(self, tensor: Tensor, op: Op) -> Wait:
         operation = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
-        return Waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True))
+        return _waiter(collective("all_reduce")(tensor, op=operation, group=self.group, async_op=True), tensor)
 
     def _all_reduce_soon(self, tensor: Tensor, op: Op) -> Wait:
         direct = self._sends_directly and tensor.device.type == "cpu"
@@ -141,7 +143,7 @@ class Communicator(Network):
         if self._sends_directly and size_of(tensor) <= SMALL_SUM:
             rows = tensor.view(1, -1).expand(self.world_size, -1).contiguous()
             return self._all_to_all(flat.view_as(rows), rows)
-        return Waiter(collective("all_gather")(flat, tensor.view(-1), group=self.group, async_op=True))
+        return _waiter(collective("all_gather")(flat, tensor.view(-1), group=self.group, async_op=True), tensor)
 
     def _reduce_scatter(self, out: Tensor, rows: Tensor) -> Wait | None:
         if "nccl" not in self.backend or rows.device.type != "cuda":
@@ -149,11 +151,11 @@ class Communicator(Network):
         return Waiter(collective("reduce_scatter")(out, rows.view(-1), group=self.group, async_op=True))
 
     def _all_to_all(self, out: Tensor, rows: Tensor) -> Wait:
-        return Waiter(collective("all_to_all")(out, rows, group=self.group, async_op=True))
+        return _waiter(collective("all_to_all")(out, rows, group=self.group, async_op=True), rows)
 
     def _broadcast(self, tensor: Tensor, source: int) -> Wait:
         root = dist.get_global_rank(self.group, source)
-        return Waiter(collective("broadcast")(tensor, src=root, group=self.group, async_op=True))
+        return _waiter(collective("broadcast")(tensor, src=root, group=self.group, async_op=True), tensor)
 
     def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Wait:
         def far(peer: int) -> int:
@@ -168,6 +170,10 @@ class Communicator(Network):
                 work.wait()
 
         return wait
+
+
+def _waiter(work: dist.Work, tensor: Tensor) -> Waiter:
+    return Waiter(work, on_host=tensor.device.type == "cpu")
 
 
 _naming = threading.Lock()

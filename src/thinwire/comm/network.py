@@ -28,6 +28,7 @@ Wait = Callable[[], object]
 # sooner when each is sent to everyone at once: as many bytes, but one trip, or two (4 ranks, 10 ms: an all-gather takes
 # 21 ms instead of 69, an all-reduce of 126 kB 58 ms instead of 134).
 FEW_RANKS, SMALL_SUM = 8, 128 << 10
+_GLANCE = timedelta(seconds=0.25)  # that a wait in the main thread is inside torch at most
 
 
 @dataclasses.dataclass
@@ -64,6 +65,9 @@ class Pending:
                 wait()
             except RuntimeError as failure:
                 raise self._network.failure(self._kind, failure) from failure
+            except KeyboardInterrupt:
+                self._network.interrupted = True
+                raise
             finally:
                 if self._on_device:  # the stream waits, the host does not: only events tell how long it took
                     end = streams.active().record(self._result.device)
@@ -101,6 +105,7 @@ class Network(ABC):
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.interrupted = False  # by Ctrl-C: a collective is still under way, and nobody waits for it
         self.first_start: float | None = None  # time.perf_counter() of the first collective of this lap
         self.spans: list[tuple[float, float]] | None = None  # a list to have every collective's begin and end in it
         self._traffic: dict[str, Traffic] = {}
@@ -296,12 +301,19 @@ class Network(ABC):
 
 
 class Waiter:
-    """Waits for a collective of torch."""
+    """Waits for a collective of torch, and lets Ctrl-C through where the host is what waits."""
 
-    def __init__(self, work: dist.Work) -> None:
-        self.work = work
+    def __init__(self, work: dist.Work, *, on_host: bool = False) -> None:
+        self.work, self._on_host = work, on_host
 
     def __call__(self) -> object:
+        # Python runs handlers of signals in its main thread, and not while that one is inside torch.
+        while self._on_host and threading.current_thread() is threading.main_thread():
+            try:
+                return self.work.wait(_GLANCE)
+            except RuntimeError:
+                if self.work.is_completed():
+                    break  # it has failed; else that was only the end of a glance
         return self.work.wait()
 
 

@@ -6,26 +6,21 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, uint32
 
-from .cpu_compile import compiled, random_word, summing
+from .cpu_compile import compiled, random_word
 from .cpu_quantize import hadamard_across
 from .cpu_select import square_sum
-from .layout import SMALLEST_STEP
-from .vector_codes import codebook_chunk, look_up_chunk
-from .vectors import butterfly_within, flip_signs_add_chunk, flip_signs_butterfly, flip_signs_put_chunk
+from .layout import DOMINATES, FEW, SMALLEST_STEP
+from .vector_codes import codebook_match_chunk, look_up_chunk
+from .vectors import (
+    butterfly_within,
+    flip_signs_add_chunk,
+    flip_signs_butterfly,
+    flip_signs_put_chunk,
+    largest_and_many,
+)
 
 _SMALLEST = float32(SMALLEST_STEP)
-
-
-@summing
-def _match(nearest, z):
-    """Sums of the squares of `nearest`, and of how far it is from z."""
-    own, difference = 0.0, 0.0
-    for i in range(z.size):
-        wide = np.float64(nearest[i])
-        own += wide * wide
-        apart = np.float64(float32(nearest[i] - z[i]))
-        difference += apart * apart
-    return own, difference
+_DOMINATES = np.float64(DOMINATES)
 
 
 @compiled
@@ -50,29 +45,54 @@ def _rotate_again(z, start, k0, k1):
 
 
 @compiled
+def _uneven(integers, start, size, squares, held, single):
+    """`fused.uneven` of one block; `integers` is x, and `held` is the one number `single`, as integers."""
+    if not np.isfinite(squares):
+        return False
+    single[0] = float32(0.5) * float32(np.sqrt(squares / np.float64(size)))
+    limit, largest, many = held[0], np.int64(0), np.int64(0)
+    stop = min(start + size, integers.size)
+    whole = stop - ((stop - start) & 63)
+    for i in range(start, whole, 64):
+        found = largest_and_many(integers, i, limit)
+        largest, many = max(largest, found >> 32), many + (found & 0xFFFFFFFF)
+    for i in range(whole, stop):
+        magnitude = np.int64(integers[i] & np.int32(0x7FFFFFFF))
+        largest, many = max(largest, magnitude), many + np.int64(magnitude > limit)
+    held[0] = largest
+    wide = np.float64(single[0])
+    return wide * wide * _DOMINATES > squares or many * FEW < size
+
+
+@compiled
 def rotated_encode(x, numel, first, second, boundaries, codebook, width, scale, out):
-    """`numel` is the length after rotation; `first` and `second` are the keys of the two rounds."""
+    """`numel` is the length after rotation; `first` and `second` are the keys of the rounds, see `fused.py`."""
     bits = len(width)
-    buffer, nearest = np.empty(1024, np.float32), np.empty(1024, np.float32)
+    integers, held = x.view(np.int32), np.empty(1, np.int32)
+    single = held.view(np.float32)
+    buffer = np.empty(1024, np.float32)
     for b in range(scale.size):
         start = b * 1024
         z = buffer[: min(1024, numel - start)]
         _rotate_first(x, start, first[0], first[1], z)
-        _rotate_again(z, start, second[0], second[1])
         squares = square_sum(z)
+        twice = _uneven(integers, start, z.size, squares, held, single)
+        if twice:
+            _rotate_again(z, start, second[0], second[1])
+            squares = square_sum(z)
         rms = float32(np.sqrt(squares / np.float64(z.size)))
         if not np.isfinite(rms):
             rms = float32(np.nan)
         elif rms < _SMALLEST:
             rms = float32(0.0)
         inverse = float32(1.0) / rms if rms > float32(0.0) else float32(0.0)
+        match = 0.0
         for j in range(0, z.size, 64):
             o = (start + j) // 8 * bits
-            codebook_chunk(z, j, inverse, boundaries, width, out, o)
-            look_up_chunk(out, o, rms, codebook, width, nearest, j)
+            match += codebook_match_chunk(z, j, inverse, boundaries, codebook, width, out, o)
         if rms > float32(0.0):
-            own, difference = _match(nearest[: z.size], z)
-            scale[b] = float32(np.float64(rms) * squares / ((own + squares - difference) / 2.0))
+            unbiased = float32(squares / match)
+            scale[b] = -unbiased if twice else unbiased
         else:
             scale[b] = rms
 
@@ -85,10 +105,11 @@ def rotated_add(packed, numel, first, second, codebook, width, scale, out, fresh
         start = b * 1024
         z = buffer[: min(1024, numel - start)]
         for j in range(0, z.size, 64):
-            look_up_chunk(packed, (start + j) // 8 * bits, scale[b], codebook, width, z, j)
+            look_up_chunk(packed, (start + j) // 8 * bits, abs(scale[b]), codebook, width, z, j)
             butterfly_within(z, j)
         hadamard_across(z, 0, z.size)
-        _rotate_again(z, start, second[0], second[1])
+        if scale[b] < float32(0.0):
+            _rotate_again(z, start, second[0], second[1])
         for j in range(0, z.size, 64):
             if start + j + 64 <= out.size and fresh:
                 flip_signs_put_chunk(z, j, uint32(start + j), first[0], first[1], out, start + j)

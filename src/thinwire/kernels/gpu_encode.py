@@ -14,6 +14,7 @@ import triton.language as tl
 from . import layout
 from .gpu_quantize import hadamard, load_codes, random_signs, rounded_codes, store_codes
 
+_DOMINATES, _FEW = tl.constexpr(layout.DOMINATES), tl.constexpr(layout.FEW)
 _SMALLEST = tl.constexpr(layout.SMALLEST_STEP)
 _INFINITY = tl.constexpr(0x7F800000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
@@ -59,6 +60,16 @@ def _square_sum(values):
 
 
 @triton.jit
+def _uneven(values, squares, WIDTH: tl.constexpr):
+    """`fused.uneven` of one block."""
+    magnitude = tl.abs(values)
+    half = 0.5 * tl.sqrt(squares / WIDTH).to(tl.float32)
+    largest = tl.max(magnitude, axis=0).to(tl.float64)
+    many = tl.sum((magnitude > half).to(tl.int32), axis=0)
+    return (squares < float("inf")) & ((largest * largest * _DOMINATES > squares) | (many * _FEW < WIDTH))
+
+
+@triton.jit
 def _encode_block(
     packed, scale, x, boundaries, codebook, block, count, numel, factor, a0, a1, b0, b1,
     LOG_WIDTH: tl.constexpr, BITS: tl.constexpr,
@@ -66,10 +77,13 @@ def _encode_block(
     """Codes and scale of one block of 2**LOG_WIDTH elements; `factor` makes the transform orthonormal."""
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
     position = block * 1024 + tl.arange(0, WIDTH)
-    z = tl.load(x + position, mask=position < numel, other=0.0)
-    z = hadamard(z * random_signs(position, a0, a1), factor, LOG_WIDTH)
-    z = hadamard(z * random_signs(position, b0, b1), factor, LOG_WIDTH)
+    values = tl.load(x + position, mask=position < numel, other=0.0)
+    z = hadamard(values * random_signs(position, a0, a1), factor, LOG_WIDTH)
     squares = _square_sum(z)
+    twice = _uneven(values, squares, WIDTH)
+    if twice:
+        z = hadamard(z * random_signs(position, b0, b1), factor, LOG_WIDTH)
+        squares = _square_sum(z)
     rms, inverse = _usable(tl.sqrt(squares / WIDTH).to(tl.float32))
     y = z * inverse
     codes = tl.zeros((WIDTH,), tl.int32)
@@ -77,10 +91,9 @@ def _encode_block(
         codes += (y > tl.load(boundaries + i)).to(tl.int32)
     chunk = block * 16 + tl.arange(0, WIDTH // 64)
     store_codes(packed, chunk, tl.reshape(codes, (WIDTH // 64, 64)), chunk >= 0, BITS, WIDTH // 64)
-    nearest = tl.load(codebook + codes) * rms
-    own, difference = _square_sum(nearest), _square_sum(nearest - z)
-    unbiased = rms.to(tl.float64) * squares / ((own + squares - difference) / 2)
-    tl.store(scale + block, tl.where(rms > 0, unbiased.to(tl.float32), rms))
+    unbiased = squares / tl.sum((tl.load(codebook + codes) * z).to(tl.float64), axis=0)
+    unbiased = tl.where(twice, -unbiased, unbiased).to(tl.float32)
+    tl.store(scale + block, tl.where(rms > 0, unbiased, rms))
 
 
 @triton.jit(do_not_specialize=["a0", "a1", "b0", "b1"])
@@ -103,12 +116,14 @@ def _add_block(
     out, packed, scale, codebook, block, levels, numel, factor, a0, a1, b0, b1,
     LOG_WIDTH: tl.constexpr, BITS: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
-    """Decode one block, undo both rotations, add; FRESH: to zero, so that a zero is never negative."""
+    """Decode one block, undo its rotations, add; FRESH: to zero, so that a zero is never negative."""
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
     position = block * 1024 + tl.arange(0, WIDTH)
     codes = load_codes(packed, position, position >= 0, BITS)
-    z = tl.load(codebook + codes, mask=codes < levels, other=0.0) * tl.load(scale + block)
-    z = hadamard(z, factor, LOG_WIDTH) * random_signs(position, b0, b1)
+    step = tl.load(scale + block)
+    z = tl.load(codebook + codes, mask=codes < levels, other=0.0) * tl.abs(step)
+    if step < 0:
+        z = hadamard(z, factor, LOG_WIDTH) * random_signs(position, b0, b1)
     z = hadamard(z, factor, LOG_WIDTH) * random_signs(position, a0, a1)
     mask = position < numel
     if FRESH:

@@ -51,7 +51,7 @@ def _tail(numel: int) -> tuple[int, float, int]:
 def rotated_encode(
     x: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, boundaries: Tensor, bits: int
 ) -> None:
-    """Two rotations, then the nearest codewords into `out` and, for each block, |z|^2 / <c, z> into `scale`."""
+    """One or two rotations, then the nearest codewords into `out` and, for each block, |z|^2 / <c, z> into `scale`."""
     numel, blocks = rotated_numel(x.numel()), blocks_of(x.numel(), ROTATION)
     if not checks.writable(scale) or scale.numel() != blocks or codebook.numel() <= boundaries.numel():
         tables = {"codebook": codebook, "boundaries": boundaries}

@@ -261,9 +261,10 @@ def abs_max_encode(x: Tensor, step: Tensor, out: Tensor, *, levels: int, bits: i
 def rotated_encode(
     x: Tensor, scale: Tensor, out: Tensor, *, keys: Keys, codebook: Tensor, boundaries: Tensor, bits: int
 ) -> None:
-    """Two rotations, then the nearest codewords into `out` and, for each block, |z|^2 / <c, z> into `scale`.
+    """One or two rotations, then the nearest codewords into `out` and, for each block, |z|^2 / <c, z> into `scale`.
 
-    A scale is 0 for a block of zeros and NaN for one that is not finite.
+    A block in which few elements dominate is rotated twice, and its scale is negative. A scale is 0 for a block
+    of zeros and NaN for one that is not finite.
     """
     loops = sys.modules[__name__]
     fused.rotated_encode(loops, x, scale, out, keys=keys, codebook=codebook, boundaries=boundaries, bits=bits)

@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 from .layout import planes
 from .vectors import (
     F32,
+    F64,
     FLOAT,
     I8,
     I32,
@@ -25,6 +26,7 @@ from .vectors import (
     concat,
     constant,
     fetch_ahead,
+    folded,
     load,
     part,
     plus,
@@ -176,6 +178,37 @@ def codebook_chunk(_typing, z, i, scale, boundaries, width, out, o):
             parts.append(_narrow(builder, count))
         _store_packed(context, builder, signature.args[5], out, o, concat(builder, parts), bits)
         return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def codebook_match_chunk(_typing, z, i, scale, boundaries, codebook, width, out, o):
+    """As `codebook_chunk`; returns the sum of codeword times z, each product in float32, their sum in float64."""
+    signature = types.float64(z, INDEX, FLOAT, boundaries, codebook, width, out, INDEX)
+    bits = width.count
+
+    def generate(context, builder, signature, args):
+        z, i, scale, boundaries, codebook, _, out, o = args
+        words = [
+            splat(builder, load(context, builder, signature.args[4], codebook, ir.Constant(I64, j), F32))
+            for j in range(1 << bits)
+        ]
+        parts, total = [], None
+        for start in _STARTS:
+            given = load(context, builder, signature.args[0], z, plus(builder, i, start), vector(F32))
+            y = builder.fmul(given, splat(builder, scale))
+            count, word = constant(I32, 0), words[0]
+            for j in range((1 << bits) - 1):
+                boundary = load(context, builder, signature.args[3], boundaries, ir.Constant(I64, j), F32)
+                above = builder.fcmp_ordered(">", y, splat(builder, boundary))
+                count = builder.sub(count, builder.sext(above, vector(I32)))
+                word = builder.select(above, words[j + 1], word)  # boundaries ascend: the last one below y counts
+            parts.append(_narrow(builder, count))
+            product = builder.fpext(builder.fmul(word, given), vector(F64))
+            total = product if total is None else builder.fadd(total, product)
+        _store_packed(context, builder, signature.args[6], out, o, concat(builder, parts), bits)
+        return folded(builder, total, builder.fadd)
 
     return signature, generate
 

@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 from .layout import MIX_1, MIX_2
 
 I1, I8, I32, I64, F32 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+F64 = ir.DoubleType()
 INDEX, U32, FLOAT = types.intp, types.uint32, types.float32
 LANES = 16  # two AVX2 registers, one of AVX-512
 _MASK_LANES = 32
@@ -82,6 +83,14 @@ def part(builder, value, start, lanes):
     return builder.shuffle_vector(value, undefined, constant(I32, range(start, start + lanes), lanes))
 
 
+def folded(builder, value, combine):
+    """All lanes combined to one number, halves first."""
+    while value.type.count > 1:
+        half = value.type.count // 2
+        value = combine(part(builder, value, 0, half), part(builder, value, half, half))
+    return builder.extract_element(value, ir.Constant(I32, 0))
+
+
 def choose_below(builder, value, limit):
     """value if value < limit else limit: NaN becomes the limit, as in the definition."""
     return builder.select(builder.fcmp_ordered("<", value, limit), value, limit)
@@ -124,6 +133,31 @@ def mask_above(_typing, x, i, threshold):
         return _mask_of_large(builder, values, threshold)
 
     return signature, generate
+
+
+@intrinsic
+def largest_and_many(_typing, x, i, limit):
+    """Of 64 elements the largest magnitude and how many exceed the limit, all as float bits: largest << 32 | many."""
+    signature = types.int64(x, INDEX, types.int32)
+
+    def generate(context, builder, signature, args):
+        x, i, limit = args
+        largest, many, border = None, constant(I32, 0), splat(builder, limit)
+        for start in range(0, 64, LANES):
+            bits = load(context, builder, signature.args[0], x, plus(builder, i, start), vector(I32))
+            magnitude = builder.and_(bits, constant(I32, 0x7FFFFFFF))
+            many = builder.sub(many, builder.sext(builder.icmp_signed(">", magnitude, border), vector(I32)))
+            largest = magnitude if largest is None else _larger(builder, largest, magnitude)
+        top = builder.zext(folded(builder, largest, lambda a, b: _larger(builder, a, b)), I64)
+        return builder.or_(
+            builder.shl(top, ir.Constant(I64, 32)), builder.zext(folded(builder, many, builder.add), I64)
+        )
+
+    return signature, generate
+
+
+def _larger(builder, a, b):
+    return builder.select(builder.icmp_signed(">", a, b), a, b)
 
 
 @intrinsic

@@ -30,6 +30,11 @@ _TABLE = (
         "ef|rotated:2|two_shot:3,feedback=true",
         "2 bits there and 3 back; what either shot rounded away is sent later.",
     ),
+    (
+        "two-shot-1-2",
+        "rotated:1|two_shot:2,feedback=true",
+        "1 bit there and 2 back; what the way back rounded away is added to the next sum.",
+    ),
     ("two-shot-1", "rotated:1|two_shot:1", "1 bit both ways, after a random rotation: the fewest without a memory."),
     (
         "gaussian-k",
