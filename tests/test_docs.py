@@ -231,7 +231,8 @@ def test_metrics_are_those_of_the_meter() -> None:
     told = {cells[0].strip("`"): cells[-1] for cells in rows(section(DDP_PAGE, "Observing"))}
     records = Records()
     meter = Meter(sinks=[records])
-    for bare in (BucketRecord("bucket0", 1, 2, 0.0, 0.0, 0.0), BucketRecord("bucket0", 1, 2, 0.0, 0.0, 0.0, 1.0, 1.0)):
+    measured = BucketRecord("bucket0", 1, 2, 0.0, 0.0, 0.0, gain=1.0, memory_norm=1.0)
+    for bare in (BucketRecord("bucket0", 1, 2, 0.0, 0.0, 0.0), measured):
         bare.agree = None if bare.gain is None else True
         meter.record(bare)
         meter.finish_step(0, exposed_seconds=0.0, finite=True, recipe="")

@@ -224,9 +224,8 @@ def momentum_of(ledger: Ledger) -> Tensor:
 
 
 def owed_to_right(ledger: Ledger) -> Tensor:
-    """With what second shots kept back, where another recipe may take that over."""
-    owed = ledger.residuals()["right.weight"] if ledger.link.chooses else ledger.link.residual("right.weight")
-    return owed.double()
+    """With what second shots kept back."""
+    return ledger.residuals()["right.weight"].double()
 
 
 def unused(rank: int, world_size: int, recipe: str, flush: bool, owing: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
@@ -268,7 +267,7 @@ def test_momentum_of_an_unused_parameter_is_kept(pools: Pools) -> None:
         assert book["kept"] == [True] * 3
 
 
-@pytest.mark.parametrize("recipe", ["two-shot-2-ef", "ef|rotated:4|two_shot", MIXED])
+@pytest.mark.parametrize("recipe", ["two-shot-2-ef", "two-shot-1-2", "ef|rotated:4|two_shot", MIXED])
 def test_what_is_owed_to_an_unused_parameter_is_kept_where_codecs_mix_elements(pools: Pools, recipe: str) -> None:
     """A rotation spreads the values of one parameter over its neighbours in the bucket."""
     for book in pools(2).run(unused, recipe, flush=False):

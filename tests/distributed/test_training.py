@@ -35,6 +35,7 @@ STATS = {
     *("comm/steps", "comm/overflow_steps", "comm/finite"),
     *("comm/bytes_total", "comm/bytes_per_step", "comm/dense_bytes_per_step", "comm/ratio"),
     *("comm/encode_seconds", "comm/exchange_seconds", "comm/decode_seconds", "comm/exposed_seconds"),
+    "comm/cpu_seconds",
 }
 MEASURED = {"comm/gain", "comm/agree"}  # and memory/norm, if there is a memory
 

@@ -26,16 +26,17 @@ STEP_NAMES = {
     "comm/encode_seconds",
     "comm/exchange_seconds",
     "comm/decode_seconds",
+    "comm/cpu_seconds",
     "comm/exposed_seconds",
     "comm/finite",
 }
 MEASURED_NAMES = {"comm/gain", "memory/norm", "comm/agree"}
-BUCKET_KEYS = {"bytes", "encode_seconds", "exchange_seconds", "decode_seconds", "ratio"}
+BUCKET_KEYS = {"bytes", "encode_seconds", "exchange_seconds", "decode_seconds", "cpu_seconds", "ratio"}
 MEASURED_KEYS = {"gain", "memory_norm", "agree"}
 
 
 def record(bucket: str = "b0", wire_bytes: int = 100, dense_bytes: int = 400, **measured: Any) -> BucketRecord:
-    return BucketRecord(bucket, wire_bytes, dense_bytes, 0.25, 0.5, 0.125, **measured)
+    return BucketRecord(bucket, wire_bytes, dense_bytes, 0.25, 0.5, 0.125, 0.0625, **measured)
 
 
 def finish(meter: Meter, step: int = 0, *, exposed_seconds: float = 0.0, finite: bool = True) -> None:
@@ -112,6 +113,7 @@ def test_the_numbers_of_one_step() -> None:
         "comm/encode_seconds": 0.75,
         "comm/exchange_seconds": 1.5,
         "comm/decode_seconds": 0.375,
+        "comm/cpu_seconds": 0.1875,
         "comm/exposed_seconds": 0.75,
         "comm/gain": pytest.approx((0.5 * 400 + 0.9 * 1200) / 1600),  # b2 was not measured and has no say
         "memory/norm": 5.0,

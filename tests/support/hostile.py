@@ -6,7 +6,7 @@ from typing import Any
 
 from support.made_up import HOSTILE, made_up_result
 
-NUMBERS = ["step_ms", "predicted_ms", "fraction_of_no_communication", "bytes_per_step", "final_loss",
+NUMBERS = ["step_ms", "predicted_ms", "fraction_of_no_communication", "cpu_ms", "bytes_per_step", "final_loss",
            "seconds_to_target", "speedup_over_ddp", "speedup_to_target"]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def made_up_result(*, seed: int = 0, recipes: int = 9, points: int = 40, failed:
     }  # fmt: skip
 
 
-_NUMBERS = ("step_ms", "predicted_ms", "fraction_of_no_communication", "bytes_per_step", "final_loss",
+_NUMBERS = ("step_ms", "predicted_ms", "fraction_of_no_communication", "cpu_ms", "bytes_per_step", "final_loss",
             "seconds_to_target", "speedup_over_ddp", "speedup_to_target")  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def _row(place: int, points: int, random_: random.Random) -> dict[str, Any]:
         "note": "one bucket: it aborts with more on gloo" if name.startswith("torch-power") else None,
         "status": "finished", "problem": None, "step_ms": step_ms,
         "predicted_ms": 0.9 * step_ms, "fraction_of_no_communication": _LIMIT / step_ms,
-        "bytes_per_step": sent, "final_loss": curve[-1]["loss"] if curve else None,
+        "cpu_ms": encode + decode, "bytes_per_step": sent, "final_loss": curve[-1]["loss"] if curve else None,
         "breakdown": {**parts, "exposed_ms": exposed} if split else None, "curve": curve,
         "repeats": [{"seed": 0, "step_ms": [step_ms * random_.uniform(0.98, 1.02) for _ in range(5)]}],
     }  # fmt: skip

@@ -72,6 +72,7 @@ class Request:
     remembers: bool = False
     out: Tensor | None = None  # where the mean may be written; may not overlap the gradient
     back: Tensor | None = None  # what the second shot of two_shot did not send, of the piece this rank adds up
+    back_start: int = 0  # where in the gradient that piece begins, set by the exchange
     shards: Sequence[slice] | None = None  # one for each rank: the only elements of the mean that it asks for
     may_be_unused: bool = False  # where the gradients of all ranks are zero, the mean may be thrown away
     positions: Tensor | None = None  # set by exchanges of sparse codecs: what was sent

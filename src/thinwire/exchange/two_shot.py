@@ -132,7 +132,7 @@ class TwoShot(Exchange):
             row = self._row_back(back, request, wave, total[own], exact_sum, None if held is None else held[own])
             second.append(network.start_all_gather(row))
         if self.feedback:
-            request.back = total
+            request.back, request.back_start = total, mine.start
         out, exact = request.room(), torch.empty_like(request.exact)
         for wave, under_way in zip(waves, second, strict=True):
             self._take_out(back, request, wave, under_way.wait(), out, exact)

@@ -209,7 +209,7 @@ def _prepared(reducer: Reducer, given: Mapping[str, Any] | Sequence[Mapping[str,
     return layout, memory, kept, info, content, world
 
 
-def _agree(reducer: Reducer, refusal: StateError | None) -> None:
+def agree(reducer: Reducer, refusal: StateError | None) -> None:
     """Raise on all ranks if any of them cannot load its state: the others would wait for it."""
     network = reducer.network
     if not network.between_processes:
@@ -233,7 +233,7 @@ def load(reducer: Reducer, given: Mapping[str, Any] | Sequence[Mapping[str, Any]
         layout, memory, kept, info, content, world = _prepared(reducer, given)
     except StateError as problem:
         refusal = problem
-    _agree(reducer, refusal)
+    agree(reducer, refusal)
     same, residuals = world == reducer.world_size, reducer.residuals
     if reducer.network.between_processes:
         check_agreement(reducer.network, {"step of the state": str(info["step"])}, device=reducer.network.device)

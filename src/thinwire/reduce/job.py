@@ -49,7 +49,7 @@ class Job:
 
     def _run(self, lane: Lane) -> None:
         network, bucket, step = lane.network, self.bucket, self.step
-        begin, before = time.perf_counter(), network.traffic
+        begin, before, cpu = time.perf_counter(), network.traffic, time.thread_time()
         network.begin_lap()
         result = self._exchanged(lane)
         arrived = time.perf_counter()
@@ -78,6 +78,7 @@ class Job:
             self._tell_measured(record)
         if step.samples:
             record.agree = _agree(network, result, bucket.device)
+        record.cpu_seconds = time.thread_time() - cpu
         self.meter.record(record)
 
     def _exchanged(self, lane: Lane) -> Result:

@@ -25,6 +25,7 @@ _AVERAGED = (
     "comm/encode_seconds",
     "comm/exchange_seconds",
     "comm/decode_seconds",
+    "comm/cpu_seconds",
     "comm/exposed_seconds",
     "comm/finite",
 )
@@ -45,6 +46,7 @@ class BucketRecord:
     encode_seconds: float
     exchange_seconds: float
     decode_seconds: float
+    cpu_seconds: float = 0.0  # processor time of the thread that worked on it
     gain: float | None = None  # energy of what was sent over energy of what was offered
     memory_norm: float | None = None  # of what stays behind
     agree: bool | None = None  # whether all ranks got the same bits
@@ -198,6 +200,7 @@ def _together(records: Sequence[BucketRecord]) -> dict[str, float]:
         "encode_seconds": math.fsum(record.encode_seconds for record in records),
         "exchange_seconds": math.fsum(record.exchange_seconds for record in records),
         "decode_seconds": math.fsum(record.decode_seconds for record in records),
+        "cpu_seconds": math.fsum(record.cpu_seconds for record in records),
     }
     gains = [(record.gain, record.dense_bytes) for record in records if record.gain is not None]
     if gains:

@@ -129,19 +129,19 @@ class Residuals:
         request.back, request.may_be_unused, request.shards = self.backs.get(name), may_be_unused, shards
         fresh = memory is not None and name not in memory.names()
         sent = self.sent[name] = Sent(bucket, request, flush, fresh, [], told=exact.numel())
+        keeps = memory is not None or recipe.exchange.feedback
+        if keeps and may_be_unused and gradient.numel():
+            sent.idle = [_is_zero(part.of(gradient)) for part in parts]
         if memory is not None and gradient.numel():
-            if may_be_unused:
-                sent.idle = [_is_zero(part.of(gradient)) for part in parts]
             request.residual, request.decay = memory.begin(_shaped(gradient, parts), name=name)
             if request.residual is not None:
                 request.residual = request.residual.view(-1)
             if sent.idle and not flush:
                 for part, idle in zip(parts, sent.idle, strict=True):
                     _zero_where(idle, part.of(request.u))
-        if memory is not None and may_be_unused:  # the ranks tell each other which parts they use
+        if sent.idle:  # the ranks tell each other which parts they use
             used = [torch.as_tensor(idle, device=exact.device).logical_not() for idle in sent.idle]
-            if used:
-                request.exact = torch.cat((exact, torch.stack(used).to(torch.float32)))
+            request.exact = torch.cat((exact, torch.stack(used).to(torch.float32)))
         if measure:
             sent.offered = _energy(request.u)
         return request
@@ -170,7 +170,7 @@ class Residuals:
             if finite:
                 self.states[kept] = request.state
                 if request.back is not None:
-                    self.backs[name] = request.back
+                    self.backs[name] = _kept_back(one, self.backs.get(name))
             if self.memory is None or not request.numel or not (one.flushed or self.remembers(name)):
                 continue
             if not finite:
@@ -200,7 +200,8 @@ class Residuals:
         self.states[key] = _selected(finite, request.state, self.states.get(key, {}))
         if request.back is not None:
             old = self.backs.get(name)
-            self.backs[name] = torch.where(finite, request.back, torch.zeros_like(request.back) if old is None else old)
+            new = _kept_back(one, old)
+            self.backs[name] = torch.where(finite, new, torch.zeros_like(new) if old is None else old)
         if self.memory is None or not request.numel or not (one.flushed or self.remembers(name)):
             return
         if not one.flushed:
@@ -266,6 +267,20 @@ def _zero_where(flag: Flag, flat: Tensor) -> None:
         flat.mul_(~flag)
     elif flag:
         flat.zero_()
+
+
+def _kept_back(one: Sent, old: Tensor | None) -> Tensor:
+    """What a second shot kept back; of parts that no rank used as it was before, because their mean is thrown away."""
+    request = one.request
+    assert request.back is not None
+    for part, unused in zip(request.parts, one.unused, strict=False):
+        start, stop = (max(0, end - request.back_start) for end in (part.start, part.stop))
+        if unused is False or start >= min(stop, request.back.numel()):
+            continue
+        here = request.back[start:stop]
+        before = torch.zeros_like(here) if old is None else old[start:stop]
+        here.copy_(torch.where(unused, before, here) if isinstance(unused, Tensor) else before)
+    return request.back
 
 
 def _selected(finite: Tensor, new: State, old: Mapping[str, object]) -> State:

@@ -13,7 +13,7 @@ from thinwire.lab.compare.results import Results
 from thinwire.lab.compare.runner import Settings, split_recipes
 from thinwire.recipe.presets import PRESETS
 
-BREAKDOWN = {"encode_ms": 1.0, "exchange_ms": 2.0, "decode_ms": 3.0, "exposed_ms": 4.0}
+BREAKDOWN = {"encode_ms": 1.0, "exchange_ms": 2.0, "decode_ms": 3.0, "cpu_ms": 2.5, "exposed_ms": 4.0}
 
 
 def lap(name: str, step: int, *, seconds: float, before: float, loss: float, sent: float = 100.0) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def lap(name: str, step: int, *, seconds: float, before: float, loss: float, sen
         "held_out": loss,
         "lap_seconds": seconds,
         "lap_bytes": sent * 5,
+        "lap_cpu_seconds": seconds / 4,
         "step_seconds": [seconds / 5] * 5,
         "breakdown": BREAKDOWN if name not in ("ddp", NO_COMMUNICATION) else dict.fromkeys(BREAKDOWN),
     }
@@ -56,6 +57,8 @@ def test_rows(results: Results) -> None:
     ddp, quantised, sparse = found["rows"]
     assert [row["step_ms"] for row in found["rows"]] == pytest.approx([2000.0, 400.0, 250.0])
     assert [row["fraction_of_no_communication"] for row in found["rows"]] == pytest.approx([0.1, 0.5, 0.8])
+    assert found["no_communication"]["cpu_ms"] == pytest.approx(50.0)
+    assert [row["cpu_ms"] for row in found["rows"]] == pytest.approx([450.0, 50.0, 12.5])  # above no communication
     assert [row["final_loss"] for row in found["rows"]] == [3.0, 3.5, 4.5]  # after 15 steps, not after more
     assert [row["bytes_per_step"] for row in found["rows"]] == [100.0] * 3
     assert ddp["seconds_to_target"] == 30.0

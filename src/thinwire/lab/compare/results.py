@@ -37,6 +37,12 @@ class Run:
                 each.append(lap["lap_seconds"] / len(steps))
         return 1e3 * statistics.median(each) if each else None
 
+    def cpu_ms(self) -> float | None:
+        """Processor time of a rank, milliseconds a step: the median over laps, the first left out if there are more."""
+        laps = [lap for lap in self.laps if lap.get("lap_cpu_seconds") is not None]
+        each = [lap["lap_cpu_seconds"] / len(lap["step_seconds"]) for lap in laps[1:] or laps]
+        return 1e3 * statistics.median(each) if each else None
+
     def bytes_per_step(self) -> float | None:
         last = [lap["lap_bytes"] / len(lap["step_seconds"]) for lap in self.laps]
         return statistics.median(last) if last else None
@@ -111,8 +117,9 @@ class Results:
             row["speedup_over_ddp"] = _ratio(ddp.get("step_ms"), row["step_ms"])
             row["speedup_to_target"] = _ratio(ddp.get("seconds_to_target"), row["seconds_to_target"])
         runs = self.runs.get(NO_COMMUNICATION, [])
+        cpu_alone = self._mean(NO_COMMUNICATION, Run.cpu_ms)
         return {
-            "no_communication": {"step_ms": alone, "repeats": [_repeat(run) for run in runs]},
+            "no_communication": {"step_ms": alone, "cpu_ms": cpu_alone, "repeats": [_repeat(run) for run in runs]},
             "target_losses": {str(seed): loss for seed, loss in self.targets.items()},
             "headline": self._headline(rows),
             "rows": rows,
@@ -140,6 +147,7 @@ class Results:
             "step_ms": step_ms,
             "predicted_ms": self.predicted.get(name),
             "fraction_of_no_communication": _ratio(alone, step_ms),
+            "cpu_ms": self._above(name, Run.cpu_ms),
             "bytes_per_step": self._mean(name, Run.bytes_per_step),
             "final_loss": self._mean(name, lambda run: run.loss_after(self.steps)),
             "seconds_to_target": statistics.fmean(reached) if runs and len(reached) == len(runs) else None,
@@ -168,6 +176,11 @@ class Results:
     def _mean(self, name: str, of: Any) -> float | None:
         values = [value for run in self.runs.get(name, []) if (value := of(run)) is not None]
         return statistics.fmean(values) if values else None
+
+    def _above(self, name: str, of: Any) -> float | None:
+        """A mean over runs, above that of training without communication."""
+        here, alone = self._mean(name, of), self._mean(NO_COMMUNICATION, of)
+        return None if here is None or alone is None else here - alone
 
     def _headline(self, rows: Sequence[dict[str, Any]]) -> str:
         """The best recipe by time to the target, with its loss; never more than was measured."""

@@ -107,6 +107,7 @@ HEADS = (
     "step ms",
     "predicted",
     "of no comm.",
+    "cpu ms",
     "bytes/step",
     "loss",
     "to target",
@@ -119,15 +120,16 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """A row of the table as text.
 
     >>> cells({"recipe": "ddp", "step_ms": 1898.04, "predicted_ms": 1850.0,
-    ...        "fraction_of_no_communication": 0.0822, "bytes_per_step": 19.8e6,
+    ...        "fraction_of_no_communication": 0.0822, "cpu_ms": 13.04, "bytes_per_step": 19.8e6,
     ...        "final_loss": 2.2291, "seconds_to_target": 379.6, "speedup_over_ddp": 1.0, "speedup_to_target": 1.0})
-    ('ddp', '1,898.0', '1,850', '0.08', '19.8 MB', '2.229', '379.6 s', '1.0', '1.0')
+    ('ddp', '1,898.0', '1,850', '0.08', '13.0', '19.8 MB', '2.229', '379.6 s', '1.0', '1.0')
     """
     return (
         row["recipe"],
         shown(row["step_ms"], "{:,.1f}"),
         shown(row.get("predicted_ms"), "{:,.0f}"),
         shown(row["fraction_of_no_communication"], "{:.2f}"),
+        shown(row.get("cpu_ms"), "{:,.1f}"),
         "-" if row["bytes_per_step"] is None else human_bytes(row["bytes_per_step"]),
         shown(row["final_loss"], "{:.3f}"),
         shown(row["seconds_to_target"], "{:.1f} s"),
@@ -161,11 +163,13 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
     for row in result["rows"]:
         table.add_row(*cells(row))
     if not console.is_terminal:
-        console = Console(file=console.file, width=120, color_system=None)
+        console = Console(file=console.file, width=132, color_system=None)
     console.print(table)
     alone = result["no_communication"]["step_ms"]
     if alone is not None:
-        _say(console, f"without communication: {alone:,.1f} ms a step")
+        cpu = result["no_communication"].get("cpu_ms")
+        told = "" if cpu is None else f", {cpu:,.1f} ms of processor time a rank, on top of which cpu ms counts"
+        _say(console, f"without communication: {alone:,.1f} ms a step{told}")
     for text in _notes(result["rows"]):
         _say(console, text)
     _say(console, result["headline"])

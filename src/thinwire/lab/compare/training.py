@@ -76,17 +76,17 @@ class TrainingRun:
     def lap(self, steps: int) -> dict[str, Any]:
         """Train some steps with the other ranks, then look at held-out data. All ranks get the same result."""
         self._meet()
-        sent, begin = self._sent_bytes(), time.perf_counter()
+        sent, begin, cpu = self._sent_bytes(), time.perf_counter(), time.process_time()
         loss, taken = self.train(steps)
         if self._gossip is not None:
             self._gossip.finish()  # messages under way belong to the steps that sent them
-        seconds = time.perf_counter() - begin
+        seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
         [seconds] = self._over_ranks([seconds], "max")
         self._meet()  # a rank that has sent its own messages may still forward those of others
         sent_bytes = float(self._sent_bytes() - sent)
         looked = self._look()
-        means = [loss, sent_bytes, *(value for value in looked.values() if value is not None)]
-        loss, sent_bytes, *seen = (value / self._world_size for value in self._over_ranks(means, "sum"))
+        means = [loss, sent_bytes, cpu, *(value for value in looked.values() if value is not None)]
+        loss, sent_bytes, cpu, *seen = (value / self._world_size for value in self._over_ranks(means, "sum"))
         looked.update(zip([key for key, value in looked.items() if value is not None], seen, strict=True))
         held_out = looked.pop("held_out")
         self._began += [self.seconds + before for before in itertools.accumulate(taken[:-1], initial=0.0)]
@@ -100,6 +100,7 @@ class TrainingRun:
             "held_out": held_out,
             "lap_seconds": seconds,
             "lap_bytes": sent_bytes,
+            "lap_cpu_seconds": cpu,
             "step_seconds": taken,
             **looked,
         }
@@ -143,13 +144,15 @@ class TrainingRun:
         self._over_ranks([0.0], "sum")
 
     def breakdown(self) -> dict[str, float | None]:
-        """Milliseconds a step of encoding, exchange, decoding and exposed communication, if they are measured."""
+        """Milliseconds a step of encoding, exchange, decoding, their processor time and exposed communication.
+
+        None where they are not measured.
+        """
+        names = ("encode", "exchange", "decode", "cpu", "exposed")
         if self.link is None:
-            return {"encode_ms": None, "exchange_ms": None, "decode_ms": None, "exposed_ms": None}
+            return {f"{name}_ms": None for name in names}
         stats = self.link.stats()
-        return {
-            f"{name}_ms": 1e3 * stats[f"comm/{name}_seconds"] for name in ("encode", "exchange", "decode", "exposed")
-        }
+        return {f"{name}_ms": 1e3 * stats[f"comm/{name}_seconds"] for name in names}
 
     def decisions(self) -> dict[str, Any]:
         """The decisions of `auto` so far and its last Pareto front; nothing for other contenders."""

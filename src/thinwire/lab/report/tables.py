@@ -25,6 +25,7 @@ COLUMNS = (
     Column("step_ms", "step", "ms", numbers.milliseconds),
     Column("predicted_ms", "predicted", "ms", numbers.milliseconds),
     Column("fraction_of_no_communication", "speed", "of no communication", numbers.fraction, more_is_better=True),
+    Column("cpu_ms", "processor", "ms added", numbers.milliseconds),
     Column("bytes_per_step", "sent", "per step", numbers.size),
     Column("final_loss", "loss", "at the end", numbers.loss),
     Column("seconds_to_target", "time", "to the target", numbers.seconds),
