@@ -18,10 +18,21 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(results.RESULTS.glob("*.json"))
 MOST_LINES, LONGEST_LINE = 10_000, 2_000
 SCRIPTS = (
-    "auto", "ddp_overhead", "global_qsgd_blocks", "gossip", "losses", "paired", "plan", "simulate", "tables", "trust",
-    "threshold_k",
+    "auto", "ddp_overhead", "global_qsgd_blocks", "gossip", "losses", "paired", "plan", "simulate", "soak", "tables",
+    "threshold_k", "trust",
 )  # fmt: skip
-HELPERS = {"__init__", "comparisons", "gossip_rank", "gru", "pages", "results"}
+HELPERS = {
+    "__init__",
+    "comparisons",
+    "gossip_rank",
+    "gru",
+    "pages",
+    "results",
+    "soak_rank",
+    "trust_loss",
+    "trust_ranks",
+    "trust_trials",
+}
 
 
 # ------------------------------------------------------------------------------------------------------------- results

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from thinwire.comm.peers import GlooTransport, PeerGoneError
 
@@ -68,3 +70,29 @@ def test_the_rank_that_leaves_first_has_no_thread_in_gloo_although_the_other_sta
         b.receive(0, until=time.monotonic() + 30)
     b.send(0, message(1))  # to nobody: no error, no hang
     b.close()
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_peer_that_never_answers_leaves_no_thread_behind(given_up: bool) -> None:
+    """A process that is stopped keeps its sockets open and reads nothing. A bare group does the same."""
+    store, gloo = HashStore(), dist.ProcessGroupGloo
+    a, silent = GlooTransport(store, 0, 2), list[object]()
+
+    def meet() -> None:
+        store.set("thinwire-peers/run/ready/1", "1")
+        name = "thinwire-peers/run/pair/0-1/1.1"
+        silent.append(gloo(PrefixStore(name, store), 1, 2, timedelta(seconds=30)))
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    assert a.connect([1], seconds=30.0) == [1]
+    thread.join(30)
+    threads = list(a._connections[1]._threads)
+    a.send(1, torch.zeros(10_000_000, dtype=torch.uint8))  # more than the sockets take
+    if given_up:
+        a.disconnect(1)
+    begin = time.monotonic()
+    a.close()
+    assert time.monotonic() - begin < (2.0 if given_up else 8.0)
+    assert not any(thread.is_alive() for thread in threads)
+    assert silent

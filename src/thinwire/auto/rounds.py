@@ -75,7 +75,8 @@ class Rounds:
         end = time.monotonic() + _LAST_SECONDS
         while pending is not None and not pending.done():
             if time.monotonic() > end:
-                return  # closing would wait for its timeout
+                pending.abandon()  # closing would wait for its timeout
+                break
             time.sleep(0.005)
         if self._owns and isinstance(self._network, Communicator):
             self._network.close()

@@ -63,7 +63,7 @@ class Communicator(Network):
             raise OptionError("there is no process group: call torch.distributed.init_process_group first")
         self._group: dist.ProcessGroup | None = dist.group.WORLD if group is None else group
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
-        self._own = False
+        self._own = self._abandoned = False
         self.backend = dist.get_backend(self._group)
         self._sends_directly = self.world_size <= FEW_RANKS and "gloo" in self.backend
         if "gloo" not in self.backend and torch.cuda.is_available():
@@ -117,10 +117,16 @@ class Communicator(Network):
             with contextlib.suppress(RuntimeError, AttributeError):  # whatever state it is in, it is given up
                 self._group._get_backend(self.device).abort()
 
+    def abandon(self, wait: Wait) -> None:
+        """Keep the group until the collective is over, or the program: torch waits for it where a group is freed."""
+        self._abandoned = True
+        keep = threading.Thread(target=_outlast, args=(self._group, wait), name="abandoned-collective", daemon=True)
+        keep.start()
+
     def close(self) -> None:
         """Release the connections, if this communicator made them."""
         group, self._group = self._group, None
-        if self.interrupted:
+        if self._abandoned:
             return  # torch would wait for the collective under way, until its timeout
         if self._own and group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # the program has destroyed all groups and begun anew
@@ -174,6 +180,12 @@ class Communicator(Network):
 
 def _waiter(work: dist.Work, tensor: Tensor) -> Waiter:
     return Waiter(work, on_host=tensor.device.type == "cpu")
+
+
+def _outlast(group: dist.ProcessGroup | None, wait: Wait) -> None:
+    """A thread that is in here when the program ends never lets go of the group."""
+    with contextlib.suppress(RuntimeError):
+        wait()
 
 
 _naming = threading.Lock()

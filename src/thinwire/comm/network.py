@@ -58,6 +58,12 @@ class Pending:
         """Whether it is over, where that is known without waiting."""
         return not isinstance(self._wait, Waiter) or bool(self._wait.work.is_completed())
 
+    def abandon(self) -> None:
+        """Wait for it no longer, although it is not over."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            self._network.abandon(wait)
+
     def wait(self) -> Tensor:
         wait, self._wait = self._wait, None
         if wait is not None:
@@ -66,7 +72,7 @@ class Pending:
             except RuntimeError as failure:
                 raise self._network.failure(self._kind, failure) from failure
             except KeyboardInterrupt:
-                self._network.interrupted = True
+                self._network.abandon(wait)
                 raise
             finally:
                 if self._on_device:  # the stream waits, the host does not: only events tell how long it took
@@ -105,7 +111,6 @@ class Network(ABC):
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.interrupted = False  # by Ctrl-C: a collective is still under way, and nobody waits for it
         self.first_start: float | None = None  # time.perf_counter() of the first collective of this lap
         self.spans: list[tuple[float, float]] | None = None  # a list to have every collective's begin and end in it
         self._traffic: dict[str, Traffic] = {}
@@ -200,6 +205,9 @@ class Network(ABC):
 
     def abort(self) -> None:  # noqa: B027  # most networks have nothing to give up
         """Let no collective under way be waited for any longer: a rank is lost."""
+
+    def abandon(self, wait: Wait) -> None:  # noqa: B027  # most networks have nothing that outlives a wait
+        """A collective is still under way and the program no longer waits for it, for example after Ctrl-C."""
 
     def take_spans(self) -> list[tuple[float, float]]:
         """Begin and end of the collectives since the last call, if `spans` is a list."""

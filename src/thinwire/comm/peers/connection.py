@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -20,6 +21,9 @@ _FOREVER = timedelta(days=30)
 _SIZE = torch.int64
 _LEAVING = -1  # sent in place of a size
 _POSTED = 4  # message sizes for which a receive is posted in advance
+_NO_TAG = (1 << 30) + 1  # no message has it
+_AT_ONCE = timedelta(milliseconds=1)
+_END_SECONDS = 1.0  # for a thread to notice that its wait was ended
 _WAITING = 16  # messages of the largest size that may wait to be read; then the sender has to wait
 
 
@@ -85,9 +89,20 @@ class Connection:
         self._outgoing.put(None)
 
     def join(self, until: float) -> None:
-        """Wait for both threads to end."""
+        """Wait for both threads to end, and end them then: a peer that is stopped never answers."""
         for thread in self._threads:
             thread.join(seconds_until(until))
+        if self.open:
+            # A receive that times out makes gloo end every other wait of the group. Nothing else can end one.
+            with contextlib.suppress(RuntimeError):
+                self._group.recv([torch.zeros(1, dtype=_SIZE)], self._other, _NO_TAG).wait(_AT_ONCE)
+            for thread in self._threads:
+                thread.join(_END_SECONDS)
+
+    @property
+    def open(self) -> bool:
+        """Whether a thread still serves it."""
+        return any(thread.is_alive() for thread in self._threads)
 
     def _send_loop(self) -> None:
         try:

@@ -65,6 +65,7 @@ class GlooTransport(PeerTransport):
         self._delay = delay
         self._most_bytes: int | None = None
         self._connections: dict[int, Connection] = {}
+        self._leaving: list[Connection] = []  # to peers that were given up and have not answered
         self._absent: set[int] = set()
         self._rejoined: list[int] = []
         self._lock = threading.Lock()
@@ -72,7 +73,7 @@ class GlooTransport(PeerTransport):
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
         # Also at exit: a thread that returns from gloo while the interpreter shuts down aborts the process.
-        self._close = weakref.finalize(self, _close_all, self._connections, self._closed)
+        self._close = weakref.finalize(self, _close_all, self._connections, self._leaving, self._closed)
 
     @classmethod
     def of_default_group(cls, *, delay: Callable[[int], float] | None = None) -> GlooTransport:
@@ -226,6 +227,8 @@ class GlooTransport(PeerTransport):
     def disconnect(self, peer: int) -> None:
         with self._lock:
             connection = self._connections.pop(peer, None)
+            if connection is not None:
+                self._leaving[:] = [*(one for one in self._leaving if one.open), connection]
         if connection is not None:
             connection.leave()
 
@@ -246,7 +249,7 @@ def _clones(store: Store, number: int) -> list[Store]:
         return [store]
 
 
-def _close_all(connections: dict[int, Connection], closed: threading.Event) -> None:
+def _close_all(connections: dict[int, Connection], given_up: list[Connection], closed: threading.Event) -> None:
     closed.set()
     leaving = list(connections.values())
     connections.clear()
@@ -255,3 +258,6 @@ def _close_all(connections: dict[int, Connection], closed: threading.Event) -> N
     until = time.monotonic() + _CLOSE_SECONDS
     for connection in leaving:
         connection.join(until)
+    for connection in given_up:  # their answer is not waited for
+        connection.join(time.monotonic())
+    given_up.clear()

@@ -96,7 +96,7 @@ def make_plan(
     >>> from thinwire.predict.workload import of_size
     >>> slow = make_plan(of_size(25_600_000, 0.12), NetworkModel.named("1gbe"), Device.named("a100"), workers=8)
     >>> slow.verdict
-    'Compression pays: 11.4x faster steps than plain DDP with two-shot-1.'
+    'Compression pays: 10.8x faster steps than plain DDP with two-shot-1-2.'
     >>> fast = make_plan(of_size(1_000_000, 0.5), NetworkModel.named("100gbe"), Device.named("a100"), workers=2)
     >>> fast.verdict
     'Stay with plain DDP: nothing is predicted to be 5 % faster.'
