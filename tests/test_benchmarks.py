@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(results.RESULTS.glob("*.json"))
 MOST_LINES, LONGEST_LINE = 10_000, 2_000
 SCRIPTS = (
-    "auto", "ddp_overhead", "global_qsgd_blocks", "gossip", "losses", "paired", "plan", "simulate", "soak", "tables",
+    "auto", "ddp_overhead", "global_qsgd_blocks", "gossip", "hotpath", "losses", "paired", "plan", "simulate", "soak", "tables",
     "threshold_k", "trust",
 )  # fmt: skip
 HELPERS = {
@@ -26,6 +26,7 @@ HELPERS = {
     "comparisons",
     "gossip_rank",
     "gru",
+    "hotpath_rank",
     "pages",
     "results",
     "soak_rank",

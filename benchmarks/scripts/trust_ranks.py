@@ -111,12 +111,12 @@ def train(rank: int, meet_at: str, contender: str, plan: dict[str, Any], pipe: A
         rest += (SLOWER - 1) * usual
     told: dict[str, Any] = {"raised": "", "again": "", "wrong": "", "usual": usual}
     with _damaged(plan["damage"] if hit else None):
-        pipe.send("ready")
         ends[:] = [time.monotonic()]
+        pipe.send("ready")
         with _failures(told, "raised"):
             for _ in range(plan["steps"]):
                 step(rest)
-            told["ends"] = ends[1:]
+            told["ends"] = ends
             told |= training.facts()
         told["seconds"] = time.monotonic() - ends[-1]
     if told["raised"]:
