@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 _MASK64 = (1 << 64) - 1
 
@@ -73,3 +74,29 @@ class Draw:
         for word in (self.seed, self.step, stream, self.rank):
             state = _mix64(state ^ _mix64(word & _MASK64))
         return Key.unpack(state)
+
+
+class Keys(Sequence[Key]):
+    """A key for each of several messages, folded from one when it is asked for; compiled loops fold them by themselves.
+
+    >>> keys = Keys(Draw(step=7).key(), (3, 5))
+    >>> keys[1] == Draw(step=7).key().fold(5), len(keys)
+    (True, 2)
+    """
+
+    def __init__(self, base: Key, purposes: tuple[int, ...]) -> None:
+        self.base, self.purposes = base, purposes
+
+    def __len__(self) -> int:
+        return len(self.purposes)
+
+    @overload
+    def __getitem__(self, index: int) -> Key: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Keys: ...
+
+    def __getitem__(self, index: int | slice) -> Key | Keys:
+        if isinstance(index, slice):
+            return Keys(self.base, self.purposes[index])
+        return self.base.fold(self.purposes[index])

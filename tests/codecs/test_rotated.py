@@ -97,7 +97,9 @@ def hadamard_oracle(block: Array, key: Key, start: int) -> Array:
     matrix = np.array([[1.0]])
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    signs = np.array([1.0 - 2.0 * (random_word(start + i, key) >> 31) for i in range(size)])
+    words = [random_word(start // 32 + i, key) for i in range(size // 32)]
+    bits = np.array([((word ^ word >> 16) >> place) & 1 for word in words for place in range(32)])
+    signs = 1.0 - 2.0 * bits
     turned: Array = matrix * signs / math.sqrt(size)
     return turned
 

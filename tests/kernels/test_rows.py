@@ -16,13 +16,13 @@ from torch import Tensor
 from kernels.bodies import BODIES, assert_same, cpu, dtypes, few, mixed, seeds, specials
 from thinwire import kernels
 from thinwire.errors import OptionError
-from thinwire.kernels import blocks_of, packed_bytes, reference, rotated_numel
-from thinwire.rng import Key
+from thinwire.kernels import Spread, TwoRounds, blocks_of, packed_bytes, reference, rotated_numel
+from thinwire.rng import Key, Keys
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy in the interpreter reports inf - inf and such
 
 ends = st.lists(st.integers(0, 3000), min_size=2, max_size=5).map(sorted)  # neighbours may be equal: an empty piece
-NAMES = ("rotated_encode_rows", "rotated_add_rows", "abs_max_encode_rows")
+NAMES = ("rotated_encode_rows", "rotated_add_rows", "rotated_mean_rows", "abs_max_encode_rows")
 
 
 def places_of(cuts: list[int]) -> list[slice]:
@@ -81,6 +81,79 @@ def test_rotated(cuts: list[int], seed: int, dtype: torch.dtype, special: tuple[
             body.rotated_add_rows(rows, places, found[fresh], keys=keys, fresh=fresh, **tables(bits))
         assert_same(tuple(sums), tuple(found))
         assert_same_rows(expected, rows, places, 1024)
+
+
+def in_pieces(x: Tensor, seed: int) -> Spread:
+    """The same elements, in runs of odd lengths that lie in another order in a larger buffer."""
+    cuts = sorted({0, x.numel(), *torch.randint(0, x.numel() + 1, (5,), generator=generator(seed)).tolist()})
+    base, runs, place = torch.full((x.numel() + 7 * len(cuts),), 7.0), [], 0
+    for start, stop in reversed(list(itertools.pairwise(cuts))):
+        runs.append((start, (place, stop - start)))
+        base[place : place + stop - start] = x[start:stop]
+        place += stop - start + 7  # elements between that belong to somebody else
+    return Spread.of(base, [run for _, run in sorted(runs)])
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@few
+@given(ends, seeds, specials, st.sampled_from((1, 2, 3)))
+def test_a_tensor_in_pieces_gives_the_same(cuts: list[int], seed: int, special: tuple[float, ...], bits: int) -> None:
+    places, x = places_of(cuts), mixed(3000, seed, special)
+    keys, boundaries = (
+        TwoRounds(Keys(Key(seed & 0xFFFF, 3), tuple(range(len(places))))),
+        torch.linspace(-2, 2, (1 << bits) - 1),
+    )
+    size = row_bytes(places, bits, 1024, rotated_numel)
+    for body, _ in ((reference, "cpu"), *BODIES[:1]):
+        rows, again = (torch.full((len(places), size), 7, dtype=torch.uint8) for _ in range(2))
+        body.rotated_encode_rows(x, places, rows, keys=list(keys), boundaries=boundaries, **tables(bits))
+        spread = in_pieces(x, seed)
+        body.rotated_encode_rows(spread, places, again, keys=keys, boundaries=boundaries, **tables(bits))
+        assert_same_rows(rows, again, places, 1024)
+        for fresh in (False, True):
+            out, pieces = x.clone(), in_pieces(x, seed)
+            told = body.rotated_add_rows(rows, places, out, keys=keys, fresh=fresh, **tables(bits))
+            others = pieces.base.clone()
+            assert told == body.rotated_add_rows(rows, places, pieces, keys=keys, fresh=fresh, **tables(bits))
+            assert_same(out, pieces.gather(torch.empty(3000)))
+            pieces.scatter(in_pieces(x, seed).gather(torch.empty(3000)))
+            assert_same(others, pieces.base)  # nothing between the pieces was touched
+
+
+@few
+@given(st.integers(1, 3000), seeds, specials, st.sampled_from(((1, 1), (1, 2), (2, 3))), st.integers(0, 3))
+def test_mean(numel: int, seed: int, special: tuple[float, ...], widths: tuple[int, int], skip: int) -> None:
+    """In one pass what adding, dividing and encoding give one after the other, with a memory and without."""
+    bits, back_bits = widths
+    whole, keys = slice(0, numel), key_pairs(4, seed)
+    rows = torch.zeros(4, row_bytes([whole], bits, 1024, rotated_numel), dtype=torch.uint8)
+    tensors = [mixed(numel, seed + number, special) for number in range(4)]
+    for number, x in enumerate(tensors):
+        where, boundaries = [slice(0, 0)] * 4, torch.linspace(-2, 2, (1 << bits) - 1)
+        where[number] = whole
+        reference.rotated_encode_rows(x, where, rows, keys=keys, boundaries=boundaries, **tables(bits))
+    held, (back, _) = mixed(numel, seed + 9), key_pairs(2, seed + 1)
+    options: dict[str, Any] = {"skip": skip, "keys": keys, "back": back, **tables(bits)}
+    options |= {"back_codebook": torch.linspace(-2, 2, 1 << back_bits), "back_bits": back_bits}
+    options |= {"boundaries": torch.linspace(-2, 2, (1 << back_bits) - 1)}
+    size = row_bytes([whole], back_bits, 1024, rotated_numel)
+    for memory in (None, held):
+        expected, lefts = torch.zeros(size, dtype=torch.uint8), list[Tensor]()
+        for body, own in (
+            (reference, tensors[skip].clone()),
+            *((body, tensors[skip].clone()) for body, device in BODIES if device == "cpu"),
+            (cpu, in_pieces(tensors[skip], seed)),
+        ):
+            row, left = torch.zeros(size, dtype=torch.uint8), torch.empty(numel)
+            body.rotated_mean_rows(rows, own, row, held=memory, left=None if memory is None else left, **options)
+            expected = row if body is reference else expected
+            assert_same_rows(expected[None], row[None], [whole], 1024)
+            if memory is not None:
+                lefts.append(left)
+                assert_same(lefts[0], left)
 
 
 @few

@@ -15,10 +15,11 @@ from torch.futures import Future
 from ..errors import AttachError, ThinwireError
 from ..recipe.compose import Recipe
 from ..reduce import Meter, Reducer, Sink
-from ..reduce.buckets import Layout, as_parameter
+from ..reduce.buckets import Layout
 from ..reduce.timeline import on_side_stream
 from . import dcp
 from .copies import NotCopied
+from .ddp_buckets import Seen
 from .model import CHANGED, OVERFLOW, Scaler, orders_differ, time_forward, trained, weights_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Link(NotCopied):
         self.layout_is_final = False
         self._passes = 0  # since attach, for what DDP does in its first steps only
         self._told_of_overflow = False
+        self._seen: dict[int, Seen] = {}  # of DDP's buckets, by their number
         self._clear()
         self._scaler, self.scale = scaler, None if scaler is None else scaler.get_scale()
         reducer.hashes.paused = orders_differ(self._model)
@@ -179,13 +181,16 @@ class Link(NotCopied):
             label = f"the bucket of {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
             self.reducer.start_sum(label, buffer, names)
         else:
-            gradients = zip(bucket.parameters(), bucket.gradients(), strict=True)
-            self._views.update(zip(names, (as_parameter(*pair) for pair in gradients), strict=True))
+            seen = self._seen.get(bucket.index())
+            if seen is None or not seen.shows(buffer, names):
+                seen = self._seen[bucket.index()] = Seen(bucket, buffer, names)
+            self._views.update(seen.views)
             for ours in {layout.of[name].name: layout.of[name] for name in names}.values():
                 if all(name in self._views for name in ours.names):
                     views = {name: self._views[name] for name in ours.names}
                     unused = self._finds_unused and not self._is_static()
-                    self.reducer.start_bucket(ours, views, views, may_be_unused=unused)
+                    where = seen.in_place(ours)
+                    self.reducer.start_bucket(ours, views, views, may_be_unused=unused, in_place=where)
 
     def _follow_scale(self) -> None:
         if self._scaler is not None:

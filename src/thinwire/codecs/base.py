@@ -21,6 +21,7 @@ from torch import Tensor
 from .. import kernels
 from ..comm import streams
 from ..errors import MessageError, OptionError
+from ..kernels import Spread
 from ..recipe.stage import Stage
 from ..rng import Draw, Key
 from .frames import HEADER_BYTES, blank_frame, close_frame, open_frame, padded
@@ -50,7 +51,8 @@ class Codec(Stage, ABC):
 
     Declared by class attributes: `unbiased` (E[C(x)] = x), `lossless`, `sparse` (sends some of the elements),
     `chooses` (a sparse codec whose positions depend on the data), `needs_shape`, `whole_tensors` (cannot code the few
-    values of a sparsifier), `sum_dtype` (messages of several ranks may be added as tensors of this type).
+    values of a sparsifier), `in_place` (reads and writes tensors that lie in pieces), `sum_dtype` (messages of several
+    ranks may be added as tensors of this type).
     Known before running: `body_bytes(numel)`, and either `omega(numel)` (E|C(x) - x|^2 <= omega |x|^2, unbiased codecs)
     or `delta(numel)` (E|C(x) - x|^2 <= (1 - delta) |x|^2, the others).
 
@@ -73,6 +75,7 @@ class Codec(Stage, ABC):
     needs_shape: ClassVar[bool] = False
     whole_tensors: ClassVar[bool] = False
     sum_dtype: ClassVar[torch.dtype | None] = None
+    in_place: ClassVar[bool] = False  # its calls for several messages take a `kernels.Spread`
     most_elements: ClassVar[int] = 1 << 40  # that a body can be of
 
     # ------------------------------------------------------------------------------------------------ facts
@@ -159,10 +162,12 @@ class Codec(Stage, ABC):
         self.write_taking(gradient, body, key, state)
 
     # Several messages per call, each in a row of its own with a key of its own; codecs that can loop in compiled code
-    # do. A row may be longer than the body; the row of an empty place is left alone.
+    # do. A row may be longer than the body; the row of an empty place is left alone. Codecs that declare `in_place`
+    # take a `Spread` for a flat tensor.
 
-    def write_rows(self, x: Tensor, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
+    def write_rows(self, x: Tensor | Spread, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
         """Write the body of x[place] at the start of each row; `x` is flat float32."""
+        assert isinstance(x, Tensor)
         for place, row, key in zip(places, rows, keys, strict=True):
             if place.stop > place.start:
                 self.write(x[place], row[: self.body_bytes(place.stop - place.start)], key, self.new_state())
@@ -173,11 +178,49 @@ class Codec(Stage, ABC):
             if (size := place.stop - place.start) > 0:
                 self.add_body(row[: self.body_bytes(size)], out[place], key, (size,))
 
-    def put_rows(self, rows: Tensor, places: Sequence[slice], out: Tensor, keys: Sequence[Key]) -> None:
-        """out[place] = what each row says."""
+    def put_rows(
+        self, rows: Tensor, places: Sequence[slice], out: Tensor | Spread, keys: Sequence[Key]
+    ) -> bool | Tensor | None:
+        """out[place] = what each row says. Returns whether all of it is finite, if that is known without a pass."""
+        assert isinstance(out, Tensor)
         for place, row, key in zip(places, rows, keys, strict=True):
             if (size := place.stop - place.start) > 0:
                 self.put_body(row[: self.body_bytes(size)], out[place], key, (size,))
+        return None
+
+    def write_mean(
+        self,
+        rows: Tensor,
+        own: Tensor | Spread,
+        body: Tensor,
+        *,
+        skip: int,
+        keys: Sequence[Key],
+        back: Codec,
+        key: Key,
+        held: Tensor | None = None,
+        left: Tensor | None = None,
+    ) -> None:
+        """Write the mean of all rows but one and of `own` in its place, plus `held`, by the codec `back`.
+
+        `left`, if given, becomes what the body does not carry; it may be `own`. What `own` holds else means nothing.
+        """
+        assert isinstance(own, Tensor)
+        self.add_mean(rows, own, skip=skip, keys=keys)
+        if held is not None:
+            own += held
+        if left is None:
+            back.write(own, body, key, back.new_state())
+            return
+        back.write_taking(own, body, key, back.new_state())
+        if left is not own:
+            left.copy_(own)
+
+    def add_mean(self, rows: Tensor, total: Tensor, *, skip: int, keys: Sequence[Key]) -> None:
+        """Add all rows but one to `total`, in their order, and divide by the number of rows."""
+        places = [slice(0, 0) if number == skip else slice(0, total.numel()) for number in range(len(rows))]
+        self.add_rows(rows, places, total, keys)
+        total.mul_(1.0 / len(rows))
 
     def new_state(self) -> State:
         """What the codec carries from step to step for one parameter; plain numbers and tensors, checkpointable."""
@@ -316,9 +359,14 @@ class Codec(Stage, ABC):
             write(x, body, key, self.new_state() if state is None else state)
         return close_frame(self, message, body, x.numel(), key)
 
+    @property
+    def shares_draw(self) -> bool:
+        """Whether the messages of all ranks are drawn alike."""
+        return False
+
     def own_draw(self, draw: Draw) -> Draw:
-        """The draw that this codec uses: some ignore the rank."""
-        return draw
+        """The draw that this codec uses."""
+        return dataclasses.replace(draw, rank=0) if self.shares_draw else draw
 
     def decode(self, message: Tensor, *, shape: Shape | None = None, numel: int | None = None) -> Tensor:
         """The tensor a framed message stands for: float32, flat, or in `shape` if given.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels, theory
+from ..kernels import Spread
 from ..recipe.registry import register
 from ..rng import Key
 from .base import Codec, Shape, State
@@ -60,7 +61,8 @@ class _AgainstLargest(_Symmetric):
         step, codes = take_scales(body, grid.scales(flat.numel()))
         kernels.abs_max_encode(flat, step, codes, levels=grid.offset, bits=grid.bits, block=grid.block, key=key)
 
-    def write_rows(self, x: Tensor, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
+    def write_rows(self, x: Tensor | Spread, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
+        assert isinstance(x, Tensor)
         grid = self._grid()
         kernels.abs_max_encode_rows(x, places, rows, keys=keys, levels=grid.offset, bits=grid.bits, block=grid.block)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import kernels, theory
+from ..comm import streams
+from ..kernels import Spread
 from ..recipe.registry import register
 from ..rng import Key
 from .base import Codec, Shape, State
@@ -27,8 +29,9 @@ _CODEWORDS = {
 def _rounds(key: Key) -> tuple[Key, Key]:
     """Of the rotations, one after the other.
 
-    One turns a block with one or two dominating elements into few distinct values, whose error is a bias that stays
-    from step to step (measured: 2.2 times the Gaussian error, nearly all of it bias). Such a block is rotated twice.
+    `kernels.TwoRounds` makes them of several keys. One turns a block with one or two dominating elements into few
+    distinct values, whose error is a bias that stays from step to step (measured: 2.2 times the Gaussian error, nearly
+    all of it bias). Such a block is rotated twice.
     """
     return key.fold(0), key.fold(1)
 
@@ -66,6 +69,7 @@ class Rotated(Codec):
     name: ClassVar[str] = "rotated"
     examples: ClassVar[tuple[str, ...]] = ("rotated:1", "rotated:2", "rotated:4")
     whole_tensors: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     bits: int
 
@@ -97,25 +101,60 @@ class Rotated(Codec):
         codebook, _ = gaussian_codebook(self.bits, out.device)
         kernels.rotated_add(codes, scales, out, keys=_rounds(key), codebook=codebook, bits=self.bits, fresh=fresh)
 
-    def write_rows(self, x: Tensor, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
+    def write_rows(self, x: Tensor | Spread, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
         codebook, boundaries = gaussian_codebook(self.bits, x.device)
-        pairs = [_rounds(key) for key in keys]
-        kernels.rotated_encode_rows(
-            x, places, rows, keys=pairs, codebook=codebook, boundaries=boundaries, bits=self.bits
-        )
+        options: dict[str, Any] = {"codebook": codebook, "boundaries": boundaries, "bits": self.bits}
+        kernels.rotated_encode_rows(x, places, rows, keys=kernels.TwoRounds(keys), **options)
 
     def add_rows(self, rows: Tensor, places: Sequence[slice], out: Tensor, keys: Sequence[Key]) -> None:
         self._decode_rows(rows, places, out, keys, fresh=False)
 
-    def put_rows(self, rows: Tensor, places: Sequence[slice], out: Tensor, keys: Sequence[Key]) -> None:
-        self._decode_rows(rows, places, out, keys, fresh=True)
+    def put_rows(
+        self, rows: Tensor, places: Sequence[slice], out: Tensor | Spread, keys: Sequence[Key]
+    ) -> bool | Tensor | None:
+        return self._decode_rows(rows, places, out, keys, fresh=True)
 
     def _decode_rows(
-        self, rows: Tensor, places: Sequence[slice], out: Tensor, keys: Sequence[Key], *, fresh: bool
-    ) -> None:
+        self, rows: Tensor, places: Sequence[slice], out: Tensor | Spread, keys: Sequence[Key], *, fresh: bool
+    ) -> bool | Tensor:
         codebook, _ = gaussian_codebook(self.bits, out.device)
-        pairs = [_rounds(key) for key in keys]
-        kernels.rotated_add_rows(rows, places, out, keys=pairs, codebook=codebook, bits=self.bits, fresh=fresh)
+        options: dict[str, Any] = {"codebook": codebook, "bits": self.bits, "fresh": fresh}
+        finite = kernels.rotated_add_rows(rows, places, out, keys=kernels.TwoRounds(keys), **options)
+        return finite if streams.resident(out.device) else bool(finite)
+
+    def write_mean(
+        self,
+        rows: Tensor,
+        own: Tensor | Spread,
+        body: Tensor,
+        *,
+        skip: int,
+        keys: Sequence[Key],
+        back: Codec,
+        key: Key,
+        held: Tensor | None = None,
+        left: Tensor | None = None,
+    ) -> None:
+        if not isinstance(back, Rotated):
+            super().write_mean(rows, own, body, skip=skip, keys=keys, back=back, key=key, held=held, left=left)
+            return
+        codebook, _ = gaussian_codebook(self.bits, own.device)
+        words, boundaries = gaussian_codebook(back.bits, own.device)
+        kernels.rotated_mean_rows(
+            rows,
+            own,
+            body,
+            skip=skip,
+            keys=kernels.TwoRounds(keys),
+            codebook=codebook,
+            bits=self.bits,
+            back=_rounds(key),
+            back_codebook=words,
+            boundaries=boundaries,
+            back_bits=back.bits,
+            held=held,
+            left=left,
+        )
 
 
 rotated = Rotated

@@ -16,7 +16,7 @@ from .. import kernels, theory
 from ..comm import streams
 from ..kernels import Selection
 from ..recipe.registry import register
-from ..rng import Draw, Key
+from ..rng import Key
 from .base import Codec, Rounds, Shape, State, flag
 from .cast import Bf16
 from .select import as_selection, largest, largest_of, largest_resident, sampled_threshold, select_all, take_largest
@@ -228,7 +228,7 @@ def _permuted(numbers: Tensor, bits: int, key: Key) -> Tensor:
 def random_positions(numel: int, k: int, key: Key, *, device: torch.device | str = "cpu") -> Tensor:
     """k different positions below `numel`, every one equally likely; int32, increasing; time and memory grow with k.
 
-    >>> random_positions(1_000_000, 4, Draw(step=1).key()).shape
+    >>> random_positions(1_000_000, 4, Key(1, 2)).shape
     torch.Size([4])
     """
     if k >= numel:
@@ -263,6 +263,7 @@ class RandomK(SparseCodec):
     Reference: Stich et al. 2018, Sparsified SGD with Memory, arXiv 1809.07599.
 
     >>> codec, x = random_k(0.5), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    >>> from thinwire.rng import Draw
     >>> torch.stack([codec.decode(codec.encode(x, draw=Draw(step=i))) for i in range(1000)]).mean(0).round()
     tensor([1., 2., 3., 4.])
     """
@@ -308,8 +309,9 @@ class RandomK(SparseCodec):
 
     # -------------------------------------------------------------------------------------------------- messages
 
-    def own_draw(self, draw: Draw) -> Draw:
-        return dataclasses.replace(draw, rank=0) if self.shared else draw
+    @property
+    def shares_draw(self) -> bool:
+        return self.shared
 
     def _positions(self, numel: int, key: Key, device: torch.device) -> Tensor:
         return random_positions(numel, self.k(numel), key.fold(_POSITIONS), device=device)

@@ -59,7 +59,7 @@ class AllGather(Exchange):
         if not messages:
             return result(request.blank(), exact())
         sizes = [message.size(codec) for message in messages]
-        mine = torch.empty(sum(sizes), dtype=torch.uint8, device=request.gradient.device)
+        mine = torch.empty(sum(sizes), dtype=torch.uint8, device=request.device)
         for message, row in zip(messages, torch.split(mine, sizes), strict=True):
             body = codec.body_bytes(message.numel, shape=message.shape)
             row[body:] = 0

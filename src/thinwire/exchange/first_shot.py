@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from ..codecs.base import Codec
 from ..comm.network import Network, Pending
+from ..kernels import Spread
+from ..rng import Keys
 from .request import Request
 
 _NOWHERE = slice(0, 0)
@@ -34,9 +37,11 @@ def shards(numel: int, world_size: int, *, grain: int = 1) -> list[slice]:
     return [slice(min(rank * size, numel), min((rank + 1) * size, numel)) for rank in range(world_size)]
 
 
-def own_piece(request: Request, mine: slice, *, keep: bool) -> Tensor:
+def own_piece(codec: Codec, request: Request, mine: slice, *, keep: bool) -> Tensor | Spread:
     """What this rank brings to the piece it adds up: no message says it, so all of it counts as sent."""
-    own = request.u[mine]
+    if isinstance(given := request.given(codec), Spread):
+        return given[mine]
+    own = given[mine]
     if not keep:
         return own  # to be added to in place: nobody reads it again
     total = own.clone()
@@ -44,14 +49,36 @@ def own_piece(request: Request, mine: slice, *, keep: bool) -> Tensor:
     return total
 
 
+@functools.lru_cache(maxsize=1024)  # a training step has the same few
+def _purposes(senders: tuple[int, ...], receivers: tuple[int, ...], wave: int, way: int) -> tuple[int, ...]:
+    """A number for each message of an exchange, by which its key is folded."""
+    pairs = zip(senders, receivers, strict=True)
+    return tuple(((2 * wave + way) << 40) + (sender << 20) + receiver for sender, receiver in pairs)
+
+
+def keys_there(codec: Codec, request: Request, *, ranks: int, wave: int = 0, to: int | None = None) -> Keys:
+    """Of the first shots that this rank sends to all, or, with `to`, that all send to one."""
+    every, one = tuple(range(ranks)), (request.draw.rank,) * ranks
+    senders, receivers = (one, every) if to is None else (every, (to,) * ranks)
+    if codec.shares_draw:
+        senders = (0,) * ranks
+    return request.keys(_purposes(senders, receivers, wave, 0))
+
+
+def keys_back(codec: Codec, request: Request, *, ranks: int, wave: int = 0) -> Keys:
+    """Of the second shots of all ranks."""
+    senders = (0,) * ranks if codec.shares_draw else tuple(range(ranks))
+    return request.keys(_purposes(senders, (0,) * ranks, wave, 1))
+
+
 def write_rows(
-    codec: Codec, request: Request, places: Sequence[slice], rows: Tensor, *, rank: int, suffix: str = ""
+    codec: Codec, request: Request, places: Sequence[slice], rows: Tensor, *, rank: int, wave: int = 0
 ) -> None:
     """To every other rank its piece, as the first bytes of its row; the rest of the row is left as it is."""
-    keys = [codec.own_draw(request.drawn(f"to{to}{suffix}")).key() for to in range(len(places))]
+    keys = keys_there(codec, request, ranks=len(places), wave=wave)
     others = [_NOWHERE if to == rank else place for to, place in enumerate(places)]
     if not request.remembers:
-        codec.write_rows(request.u, others, rows, keys)
+        codec.write_rows(request.given(codec), others, rows, keys)
         return
     for place, row, key in zip(others, rows, keys, strict=True):
         if place.stop > place.start:
@@ -59,21 +86,11 @@ def write_rows(
             codec.write_taking(request.u[place], body, key, codec.new_state())
 
 
-def add_rows(codec: Codec, request: Request, rows: Tensor, total: Tensor, *, rank: int, suffix: str = "") -> None:
-    """`total` becomes the mean of this rank's piece, added in rank order."""
-    if total.numel():
-        senders = range(len(rows))
-        keys = [codec.own_draw(request.drawn(f"to{rank}{suffix}", rank=sender)).key() for sender in senders]
-        places = [_NOWHERE if sender == rank else slice(0, total.numel()) for sender in senders]
-        codec.add_rows(rows, places, total, keys)
-    total.mul_(1.0 / len(rows))
-
-
 def start_rows(codec: Codec, request: Request, network: Network) -> Pending:
     """Begin to send every rank its shard."""
     assert request.shards is not None
     longest = max(place.stop - place.start for place in request.shards)
-    rows = request.gradient.new_zeros((network.world_size, codec.message_bytes(longest)), dtype=torch.uint8)
+    rows = request.flat.new_zeros((network.world_size, codec.message_bytes(longest)), dtype=torch.uint8)
     write_rows(codec, request, request.shards, rows, rank=network.rank)
     return network.start_all_to_all(rows)
 
@@ -82,6 +99,11 @@ def first_shot(codec: Codec, request: Request, network: Network) -> Tensor:
     """The mean of this rank's shard: half of a two-shot, and what a reduce-scatter is for codecs that are not added."""
     assert request.shards is not None
     under_way = start_rows(codec, request, network)
-    total = own_piece(request, request.shards[network.rank], keep=True)
-    add_rows(codec, request, under_way.wait(), total, rank=network.rank)
+    total = own_piece(codec, request, request.shards[network.rank], keep=True)
+    if isinstance(total, Spread):
+        total = total.gather(torch.empty(total.numel(), dtype=torch.float32, device=total.device))
+    rows = under_way.wait()
+    if total.numel():
+        keys = keys_there(codec, request, ranks=len(rows), to=network.rank)
+        codec.add_mean(rows, total, skip=network.rank, keys=keys)
     return total

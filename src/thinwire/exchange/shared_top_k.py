@@ -117,7 +117,7 @@ class SharedTopK(Exchange):
 
     def _agreed_positions(self, codec: Codec, request: Request, network: Network) -> Tensor:
         """What one rank selects, on all of them. Under `norm`, a device does not tell the host which rank that is."""
-        numel, device = request.numel, request.gradient.device
+        numel, device = request.numel, request.device
         if self.leader == "norm" and streams.resident(device):
             packed = codec.pack_positions(request.u, draw=request.draw, state=request.state)
             norms = network.all_gather(torch.linalg.vector_norm(request.u).view(1)).view(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -14,15 +14,15 @@ from ..codecs.base import Codec, Shape
 from ..codecs.stages import Work
 from ..comm.network import Network, Pending
 from ..errors import OptionError
+from ..kernels import Spread
 from ..recipe.registry import register
-from ..rng import Key
 from .base import Exchange, shard_result, sum_rows
-from .first_shot import GRAIN, add_rows, first_shot, own_piece, pieces, write_rows
-from .request import Request, Result, result
+from .first_shot import GRAIN, first_shot, keys_back, keys_there, own_piece, pieces, write_rows
+from .request import Flag, Request, Result, result
 from .script import EXACT_BYTES, Op, Script, Send, Wait
 
 _MOST_WAVES = 3
-_WORTH_A_WAVE = 1 << 16  # elements of one rank's piece: a message of fewer costs more to handle than to send
+_WORTH_A_WAVE = 1 << 17  # elements of one rank's piece: a message of fewer costs more to handle than to send
 
 
 @register
@@ -120,78 +120,77 @@ class TwoShot(Exchange):
         waves = _waves(request.numel, network.world_size, request.exact.numel())
         first = [self._start_first_shot(codec, request, wave, network) for wave in waves]
         mine = pieces(request.numel, network.world_size)[rank]
-        total = own_piece(request, mine, keep=request.remembers or self.feedback)
+        total = own_piece(codec, request, mine, keep=request.remembers or self.feedback)
+        left = total if isinstance(total, Tensor) else request.flat.new_empty(total.numel()) if self.feedback else None
         held = request.back if self.feedback and request.back is not None else None
         held = held if held is not None and held.numel() == total.numel() else None
         second = []
         for wave, under_way in zip(waves, first, strict=True):
             own = slice(wave.places[rank].start - mine.start, wave.places[rank].stop - mine.start)
             rows = under_way.wait()
-            add_rows(codec, request, rows, total[own], rank=rank, suffix=wave.suffix)
-            exact_sum = sum_rows(rows[:, wave.message_bytes(codec) :], 1.0 / len(rows))
-            row = self._row_back(back, request, wave, total[own], exact_sum, None if held is None else held[own])
+            beside = (None if one is None else one[own] for one in (held, left if self.feedback else None))
+            row = self._row_back(codec, request, wave, rows, total[own], *beside)
             second.append(network.start_all_gather(row))
         if self.feedback:
-            request.back, request.back_start = total, mine.start
-        out, exact = request.room(), torch.empty_like(request.exact)
+            request.back, request.back_start = left, mine.start
+        out, exact, finite = request.place_of_mean(back), request.exact, list[Flag | None]()
         for wave, under_way in zip(waves, second, strict=True):
-            self._take_out(back, request, wave, under_way.wait(), out, exact)
-        return result(out, exact)
+            rows = under_way.wait()
+            keys = keys_back(back, request, ranks=len(rows), wave=wave.number)
+            finite.append(back.put_rows(rows, wave.places, out, keys))  # every rank, the owner too, decodes these bytes
+            if wave.share:
+                exact = _exact_of(rows, wave.message_bytes(back)).reshape(-1)[: request.exact.numel()]
+        known = [flag for flag in finite if flag is not None]
+        whole = functools.reduce(operator.and_, known) if len(known) == len(finite) else None
+        return result(out, exact, known=whole)
 
     @staticmethod
     def _start_first_shot(codec: Codec, request: Request, wave: _Wave, network: Network) -> Pending:
         """To every other rank its piece of this wave, and to all their shares of the exact elements."""
-        device = request.gradient.device
-        rows = torch.empty(len(wave.places), wave.row_bytes(codec), dtype=torch.uint8, device=device)
-        exact_at = wave.message_bytes(codec)
-        for to, (row, place, exact) in enumerate(zip(rows, wave.places, wave.exact, strict=True)):
-            written = codec.body_bytes(place.stop - place.start) if to != network.rank else 0
-            row[written:] = 0
-            if exact.stop > exact.start:
-                end = exact_at + EXACT_BYTES * (exact.stop - exact.start)
-                row[exact_at:end] = request.exact[exact].view(torch.uint8)
-        write_rows(codec, request, wave.places, rows, rank=network.rank, suffix=wave.suffix)
+        rows = torch.zeros(len(wave.places), wave.row_bytes(codec), dtype=torch.uint8, device=request.device)
+        if wave.share:
+            shares = _exact_of(rows, wave.message_bytes(codec))
+            for share, exact in zip(shares, torch.split(request.exact, wave.share), strict=False):
+                share[: exact.numel()] = exact
+        write_rows(codec, request, wave.places, rows, rank=network.rank, wave=wave.number)
         return network.start_all_to_all(rows)
 
     def _row_back(
-        self, codec: Codec, request: Request, wave: _Wave, total: Tensor, exact_sum: Tensor, held: Tensor | None
+        self,
+        codec: Codec,
+        request: Request,
+        wave: _Wave,
+        rows: Tensor,
+        own: Tensor | Spread,
+        held: Tensor | None,
+        left: Tensor | None,
     ) -> Tensor:
-        """The second shot of this rank. With feedback, `total` is left with what the message does not say."""
-        unused = _add_held_back(total, held, request)
-        row = torch.empty(wave.row_bytes(codec), dtype=torch.uint8, device=total.device)
-        size, exact_at = codec.body_bytes(total.numel()) if total.numel() else 0, wave.message_bytes(codec)
-        row[size:exact_at] = 0
-        row[exact_at:] = exact_sum.view(torch.uint8)
-        if total.numel():
-            write = codec.write_taking if self.feedback else codec.write
-            write(total, row[:size], _back_key(codec, request, wave), codec.new_state())
-            if unused is not None:
-                total.add_(unused)
+        """The second shot of this rank; `held` is what the last one kept back, and `left` what this one does."""
+        back, rank = self.codec_back(codec), request.draw.rank
+        row = torch.zeros(wave.row_bytes(back), dtype=torch.uint8, device=own.device)
+        if wave.share:
+            exact_sum = sum_rows(rows[:, wave.message_bytes(codec) :], 1.0 / len(rows))
+            row[wave.message_bytes(back) :].view(torch.float32).copy_(exact_sum)
+        if not own.numel():
+            return row
+        body = row[: back.body_bytes(own.numel())]
+        keys = keys_there(codec, request, ranks=len(rows), wave=wave.number, to=rank)
+        key = keys_back(back, request, ranks=len(rows), wave=wave.number)[rank]
+        if held is None or left is None or not request.may_be_unused:
+            codec.write_mean(rows, own, body, skip=rank, keys=keys, back=back, key=key, held=held, left=left)
+            return row
+        total = own.gather(left) if isinstance(own, Spread) else own
+        codec.add_mean(rows, total, skip=rank, keys=keys)
+        unused = torch.where(total == 0, held, 0.0)  # of parameters that no rank uses: kept once more
+        total += held - unused
+        back.write_taking(total, body, key, back.new_state())
+        total += unused
         return row
 
-    @staticmethod
-    def _take_out(codec: Codec, request: Request, wave: _Wave, rows: Tensor, out: Tensor, exact: Tensor) -> None:
-        """Every rank, the owner too, decodes the same bytes."""
-        exact_at = wave.message_bytes(codec)
-        keys = [_back_key(codec, request, wave, rank=owner) for owner in range(len(rows))]
-        codec.put_rows(rows, wave.places, out, keys)
-        for row, share in zip(rows, wave.exact, strict=True):
-            if share.stop > share.start:
-                exact[share] = row[exact_at:].view(torch.float32)[: share.stop - share.start]
 
-
-def _back_key(codec: Codec, request: Request, wave: _Wave, *, rank: int | None = None) -> Key:
-    """Of a second shot; this rank's own by default."""
-    return codec.own_draw(request.drawn(f"back{wave.suffix}", rank=rank)).key()
-
-
-def _add_held_back(total: Tensor, held: Tensor | None, request: Request) -> Tensor | None:
-    """Add what the last second shot kept back. Returns what is kept once more: of parameters that no rank uses."""
-    if held is None:
-        return None
-    unused = torch.where(total == 0, held, 0.0) if request.may_be_unused else None
-    total += held if unused is None else held - unused
-    return unused
+def _exact_of(rows: Tensor, start: int) -> Tensor:
+    """The exact elements at the end of rows, float32."""
+    return rows.view(torch.float32)[:, start // EXACT_BYTES :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,11 +199,11 @@ class _Wave:
 
     number: int
     places: Sequence[slice]
-    exact: Sequence[slice]
+    share: int  # of the exact elements, for each rank
 
     @property
     def suffix(self) -> str:
-        """To what its messages are drawn by."""
+        """Of the names of its messages in a script."""
         return f".{self.number}" if self.number else ""
 
     def message_bytes(self, codec: Codec) -> int:
@@ -213,8 +212,7 @@ class _Wave:
         return codec.message_bytes(longest) if longest else 0
 
     def row_bytes(self, codec: Codec) -> int:
-        share: int = self.exact[0].stop - self.exact[0].start
-        return self.message_bytes(codec) + EXACT_BYTES * share
+        return self.message_bytes(codec) + EXACT_BYTES * self.share
 
 
 @functools.lru_cache(maxsize=256)  # asked several times a step, for the same few buckets
@@ -231,8 +229,7 @@ def _waves(numel: int, world_size: int, exact: int) -> Sequence[_Wave]:
             slice(min(piece.start + number * step, piece.stop), min(piece.start + (number + 1) * step, piece.stop))
             for piece in whole
         ]
-        ends = [0 if number else min(rank * share, exact) for rank in range(world_size + 1)]
-        waves.append(_Wave(number, places, [slice(*pair) for pair in itertools.pairwise(ends)]))
+        waves.append(_Wave(number, places, 0 if number else share))
     return tuple(waves)
 
 

@@ -16,7 +16,9 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from . import reference
+from .fused import TwoRounds
 from .layout import CHUNK, ROTATION, Moments, Selection, blocks_of, checksum_term, packed_bytes, rotated_numel
+from .spread import Spread
 
 _log = logging.getLogger(__name__)
 _loading = threading.Lock()
@@ -52,7 +54,7 @@ def _dispatch(definition: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(definition)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         tensor = args[0]
-        assert isinstance(tensor, Tensor)
+        assert isinstance(tensor, Tensor | Spread)
         device = tensor.device.type
         if device not in found:
             found[device] = getattr(body_for(device), definition.__name__)
@@ -86,6 +88,7 @@ abs_max_encode_rows = _dispatch(reference.abs_max_encode_rows)
 rotated_encode = _dispatch(reference.rotated_encode)
 rotated_add_rows = _dispatch(reference.rotated_add_rows)
 rotated_encode_rows = _dispatch(reference.rotated_encode_rows)
+rotated_mean_rows = _dispatch(reference.rotated_mean_rows)
 scatter_add = _dispatch(reference.scatter_add)
 select = _dispatch(reference.select)
 select_ef = _dispatch(reference.select_ef)
@@ -98,6 +101,8 @@ __all__ = [
     "ROTATION",
     "Moments",
     "Selection",
+    "Spread",
+    "TwoRounds",
     "abs_max_encode",
     "abs_max_encode_rows",
     "all_finite",
@@ -127,6 +132,7 @@ __all__ = [
     "rotated_add_rows",
     "rotated_encode",
     "rotated_encode_rows",
+    "rotated_mean_rows",
     "rotated_numel",
     "scatter_add",
     "select",

@@ -23,6 +23,7 @@ from .cpu_whole import rotated_add as rotated_add
 from .cpu_whole import rotated_add_rows as rotated_add_rows
 from .cpu_whole import rotated_encode as rotated_encode
 from .cpu_whole import rotated_encode_rows as rotated_encode_rows
+from .cpu_whole import rotated_mean_rows as rotated_mean_rows
 from .layout import (
     CHUNK,
     CUT_SHIFT,

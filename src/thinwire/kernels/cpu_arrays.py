@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..rng import Key
-from . import checks
+from ..rng import Key, Keys
+from . import checks, cpu_keys
+from .fused import TwoRounds
 from .layout import blocks_of, packed_bytes
 
 CODEBOOK_BITS = (1, 2, 3, 4)  # wider codebooks are rare and run in torch
@@ -53,3 +56,27 @@ def empty_packed(numel: int, bits: int, out: Tensor | None = None) -> Tensor:
 
 def words(key: Key) -> tuple[np.uint32, np.uint32]:
     return np.uint32(key.k0), np.uint32(key.k1)
+
+
+def four_words(keys: Sequence[Key]) -> Array:
+    """Of the keys of two rounds."""
+    return np.array((*keys[0], *keys[1]), np.uint32)
+
+
+def key_words(keys: Sequence[Any]) -> Array:
+    """The words of keys, or of pairs of keys, one line each."""
+    if isinstance(keys, Keys):
+        return _folded(keys, cpu_keys.folded)
+    if isinstance(keys, TwoRounds) and isinstance(keys.keys, Keys):
+        return _folded(keys.keys, cpu_keys.folded_twice)
+    return np.array([key for key in keys], np.uint32).reshape(len(keys), -1)
+
+
+def _folded(keys: Keys, fold: Any) -> Array:
+    found: Array = fold(np.uint64(keys.base.packed), _purposes(keys.purposes))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)  # a training step has the same ones each time
+def _purposes(purposes: tuple[int, ...]) -> Array:
+    return np.array(purposes, np.uint64)

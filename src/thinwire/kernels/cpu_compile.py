@@ -42,3 +42,10 @@ def random_word(i, k0, k1):
     h = uint32(uint32(h ^ uint32(h >> uint32(16))) * uint32(MIX_1))
     h = uint32(h ^ uint32(uint32(h >> uint32(15)) ^ k1))
     return uint32(h * uint32(MIX_2))
+
+
+@compiled
+def negative(i, k0, k1):
+    """Whether the random sign of element i is minus: `reference_parts.signs`."""
+    h = random_word(i >> 5, k0, k1)
+    return (uint32(h ^ uint32(h >> uint32(16))) >> uint32(i & 31)) & uint32(1) != 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, uint32
 
-from .cpu_compile import compiled, random_word
+from .cpu_compile import compiled, negative
 from .cpu_select import largest_magnitude
 from .layout import SMALLEST_STEP
 from .vector_codes import (
@@ -230,7 +230,7 @@ def rotate(x, out, k0, k1):
             else:
                 for e in range(j, j + 64):
                     value = x[e] if e < x.size else float32(0.0)
-                    out[e] = -value if random_word(e, k0, k1) >= uint32(0x80000000) else value
+                    out[e] = -value if negative(e, k0, k1) else value
         hadamard(out, i, width)
 
 
@@ -246,7 +246,7 @@ def unrotate(z, out, k0, k1):
                 flip_signs_chunk(run, j, uint32(i + j), k0, k1, out, i + j)
             else:
                 for e in range(i + j, min(i + j + 64, out.size)):
-                    out[e] = -run[e - i] if random_word(e, k0, k1) >= uint32(0x80000000) else run[e - i]
+                    out[e] = -run[e - i] if negative(e, k0, k1) else run[e - i]
 
 
 # --------------------------------------------------------------------------------------------------------- codebooks

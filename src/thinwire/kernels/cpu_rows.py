@@ -7,21 +7,17 @@ and a stop for each row. Nothing is written, and the result is False, if a piece
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,call-arg,var-annotated"
 from __future__ import annotations
 
+import numpy as np
+
 from . import cpu_quantize, cpu_rotated
 from .cpu_compile import compiled
 
 _encode_abs_max = cpu_quantize.abs_max_encode
 _encode_rotated = cpu_rotated.rotated_encode
 _add_rotated = cpu_rotated.rotated_add
-
-
-@compiled
-def _rotated_numel(numel):
-    """`layout.rotated_numel`."""
-    rest, width = numel & 1023, 64
-    while width < rest:
-        width *= 2
-    return numel - rest + (width if rest else 0)
+_mean_rotated = cpu_rotated.rotated_mean
+_rotated_numel = cpu_rotated.rotated_length
+_usable = cpu_rotated.usable
 
 
 @compiled
@@ -38,30 +34,48 @@ def _fit(places, numel, block, rotated, bits, stride):
 
 
 @compiled
-def rotated_encode_rows(x, places, keys, single, data, stride, boundaries, codebook, width):
-    if not _fit(places, x.size, 1024, True, len(width), stride):
+def rotated_encode_rows(base, table, first, size, places, keys, single, data, stride, boundaries, codebook, width):
+    """Of the `size` elements from `first` on of a `Spread`."""
+    if not _fit(places, size, 1024, True, len(width), stride):
         return False
     for r in range(places.shape[0]):
         start, stop = places[r, 0], places[r, 1]
         if stop > start:
             numel, blocks, row = _rotated_numel(stop - start), (stop - start + 1023) >> 10, r * stride
             scale, codes = single[row >> 2 : (row >> 2) + blocks], data[row + 4 * blocks : row + stride]
-            first, second = (keys[r, 0], keys[r, 1]), (keys[r, 2], keys[r, 3])
-            _encode_rotated(x[start:stop], numel, first, second, boundaries, codebook, width, scale, codes)
+            message = boundaries, codebook, width, scale, codes
+            _encode_rotated(base, table, first + start, first + stop, numel, keys[r], *message)
     return True
 
 
 @compiled
-def rotated_add_rows(single, data, stride, places, keys, codebook, width, out, fresh):
-    if not _fit(places, out.size, 1024, True, len(width), stride):
-        return False
+def rotated_add_rows(single, data, stride, places, keys, codebook, width, base, table, first, size, fresh):
+    """Whether everything fits, and whether all that was added is finite."""
+    if not _fit(places, size, 1024, True, len(width), stride):
+        return False, False
+    finite = True
     for r in range(places.shape[0]):
         start, stop = places[r, 0], places[r, 1]
         if stop > start:
             numel, blocks, row = _rotated_numel(stop - start), (stop - start + 1023) >> 10, r * stride
             scale, codes = single[row >> 2 : (row >> 2) + blocks], data[row + 4 * blocks : row + stride]
-            first, second = (keys[r, 0], keys[r, 1]), (keys[r, 2], keys[r, 3])
-            _add_rotated(codes, numel, first, second, codebook, width, scale, out[start:stop], fresh)
+            ends = first + start, first + stop
+            _add_rotated(codes, numel, keys[r], codebook, width, scale, base, table, *ends, fresh)
+            finite = finite and _usable(scale)
+    return True, finite
+
+
+@compiled
+def rotated_mean_rows(single, data, stride, skip, keys, codebook, width, base, table, first, size, held, left, message):
+    """See `cpu_rotated.rotated_mean`."""
+    whole, row, codes = np.array([[0, size]]), message[4], message[5]
+    fits = _fit(whole, size, 1024, True, len(width), stride)
+    fits = fits and _fit(whole, size, 1024, True, len(message[3]), 4 * row.size + codes.size)
+    if not fits or row.size != (size + 1023) >> 10 or held.size not in (0, size) or left.size not in (0, size):
+        return False
+    share = np.float32(1.0 / keys.shape[0])
+    own = base, table, first, size, share
+    _mean_rotated(single, data, stride, skip, keys, codebook, width, *own, held, left, message)
     return True
 
 

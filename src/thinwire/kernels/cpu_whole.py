@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..errors import OptionError
 from ..rng import Key
 from . import checks, cpu_quantize, cpu_rotated, cpu_rows, reference
 from . import rows as definition
-from .cpu_arrays import CODEBOOK_BITS, WIDTHS, Array, codes_of, empty_packed, flat_array, floats, scales, words
+from .cpu_arrays import (
+    CODEBOOK_BITS,
+    WIDTHS,
+    Array,
+    codes_of,
+    empty_packed,
+    flat_array,
+    floats,
+    four_words,
+    key_words,
+    scales,
+    words,
+)
 from .fused import Keys
-from .layout import ROTATION, blocks_of, rotated_numel
+from .layout import ROTATION, blocks_of, packed_bytes, rotated_numel
+from .spread import Spread
 
 
 def _known(bits: int, codebook: Tensor, boundaries: Tensor | None = None) -> bool:
@@ -40,9 +55,9 @@ def rotated_encode(
     if not writable or not _known(bits, codebook, boundaries):
         return reference.rotated_encode(x, scale, out, keys=keys, codebook=codebook, boundaries=boundaries, bits=bits)
     codes = empty_packed(numel, bits, out).numpy()
-    rounds = words(keys[0]), words(keys[1])
     tables = floats(boundaries), floats(codebook)
-    cpu_rotated.rotated_encode(floats(x), numel, *rounds, *tables, WIDTHS[bits], scale.numpy(), codes)
+    message = four_words(keys), *tables, WIDTHS[bits], scale.numpy(), codes
+    cpu_rotated.rotated_encode(floats(x), _whole(x.numel()), 0, x.numel(), numel, *message)
 
 
 def rotated_add(
@@ -52,19 +67,37 @@ def rotated_add(
     if not checks.writable(out) or not _known(bits, codebook):
         return reference.rotated_add(packed, scale, out, keys=keys, codebook=codebook, bits=bits, fresh=fresh)
     codes, factors = codes_of(packed, numel, bits), scales(scale, numel, ROTATION)
-    rounds = words(keys[0]), words(keys[1])
-    cpu_rotated.rotated_add(codes, numel, *rounds, floats(codebook), WIDTHS[bits], factors, flat_array(out), fresh)
+    tables = four_words(keys), floats(codebook), WIDTHS[bits]
+    size = out.numel()
+    cpu_rotated.rotated_add(codes, numel, *tables, factors, flat_array(out), _whole(size), 0, size, fresh)
 
 
 # ---------------------------------------------------------------------------------------------------- several messages
 
 
-def _addressed(places: Sequence[slice], count: int, keys: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+def _whole(numel: int) -> Array:
+    """The table of a tensor that lies in one place."""
+    return np.array([[0, numel, 0]], np.int64)
+
+
+def _elements(x: Tensor | Spread) -> tuple[Array, Array, int, int]:
+    """A buffer, the table of what lies in it, its first element, and how many there are."""
+    if isinstance(x, Spread):
+        return flat_array(x.base), x.table, x.start, x.numel()
+    values = floats(x)
+    return values, _whole(values.size), 0, values.size
+
+
+def _changeable(x: Tensor | Spread) -> bool:
+    return checks.writable(x.base if isinstance(x, Spread) else x)
+
+
+def _addressed(places: Sequence[slice], count: int, keys: Sequence[Any]) -> tuple[Array, Array]:
     """Starts and stops, and the words of the keys, one line for each of `count` rows."""
     if not len(places) == len(keys) == count:
         raise OptionError(f"give a place and a key for each of the {count} rows, not {len(places)} and {len(keys)}")
     ends = np.array([(place.start, place.stop) for place in places], np.int64).reshape(count, 2)
-    return ends, np.array(keys, np.uint32).reshape(count, -1)
+    return ends, key_words(keys)
 
 
 def _matrix(rows: Tensor) -> tuple[Array, Array, int]:
@@ -81,7 +114,7 @@ def _check(fits: bool) -> None:
 
 
 def rotated_encode_rows(
-    x: Tensor,
+    x: Tensor | Spread,
     places: Sequence[slice],
     rows: Tensor,
     *,
@@ -93,28 +126,70 @@ def rotated_encode_rows(
     if not _known(bits, codebook, boundaries):
         tables = {"codebook": codebook, "boundaries": boundaries}
         return definition.rotated_encode_rows(x, places, rows, keys=keys, **tables, bits=bits)
-    where = _addressed(places, len(rows), [(*first, *second) for first, second in keys])
+    where = _addressed(places, len(rows), keys)
     tables_of = floats(boundaries), floats(codebook)
-    _check(cpu_rows.rotated_encode_rows(floats(x), *where, *_matrix(rows), *tables_of, WIDTHS[bits]))
+    _check(cpu_rows.rotated_encode_rows(*_elements(x), *where, *_matrix(rows), *tables_of, WIDTHS[bits]))
     return None
 
 
 def rotated_add_rows(
     rows: Tensor,
     places: Sequence[slice],
-    out: Tensor,
+    out: Tensor | Spread,
     *,
     keys: Sequence[Keys],
     codebook: Tensor,
     bits: int,
     fresh: bool = False,
-) -> None:
-    if not checks.writable(out) or not _known(bits, codebook):
+) -> bool | Tensor:
+    if not _changeable(out) or not _known(bits, codebook):
         return definition.rotated_add_rows(rows, places, out, keys=keys, codebook=codebook, bits=bits, fresh=fresh)
-    where = _addressed(places, len(rows), [(*first, *second) for first, second in keys])
-    place = floats(codebook), WIDTHS[bits], flat_array(out), fresh
-    _check(cpu_rows.rotated_add_rows(*_matrix(rows), *where, *place))
+    where = _addressed(places, len(rows), keys)
+    place = floats(codebook), WIDTHS[bits], *_elements(out), fresh
+    fits, finite = cpu_rows.rotated_add_rows(*_matrix(rows), *where, *place)
+    _check(fits)
+    return bool(finite)
+
+
+def rotated_mean_rows(
+    rows: Tensor,
+    own: Tensor | Spread,
+    row: Tensor,
+    *,
+    skip: int,
+    keys: Sequence[Keys],
+    codebook: Tensor,
+    bits: int,
+    back: Keys,
+    back_codebook: Tensor,
+    boundaries: Tensor,
+    back_bits: int,
+    held: Tensor | None = None,
+    left: Tensor | None = None,
+) -> None:
+    known = _known(bits, codebook) and _known(back_bits, back_codebook, boundaries)
+    changed = [tensor for tensor in (own, held, left) if tensor is not None]
+    if not known or not all(map(_changeable, changed)) or not _aligned(row):
+        tables: dict[str, Any] = {"codebook": codebook, "bits": bits, "back_codebook": back_codebook}
+        tables |= {"boundaries": boundaries, "back_bits": back_bits, "held": held, "left": left}
+        return definition.rotated_mean_rows(rows, own, row, skip=skip, keys=keys, back=back, **tables)
+    scale_bytes = 4 * blocks_of(own.numel(), ROTATION)
+    message, length = row.numpy(), scale_bytes + packed_bytes(rotated_numel(own.numel()), back_bits)
+    _check(message.size >= length and len(keys) == len(rows))
+    first = key_words(keys), floats(codebook), WIDTHS[bits]
+    beside = [_NOTHING if tensor is None else flat_array(tensor) for tensor in (held, left)]
+    places = message[:scale_bytes].view(np.float32), message[scale_bytes:length]
+    second = four_words(back), floats(boundaries), floats(back_codebook), WIDTHS[back_bits], *places
+    _check(cpu_rows.rotated_mean_rows(*_matrix(rows), skip, *first, *_elements(own), *beside, second))
     return None
+
+
+_NOTHING = np.empty(0, np.float32)
+
+
+def _aligned(row: Tensor) -> bool:
+    """Whether its first bytes can be read as float32 in place."""
+    return row.dtype == torch.uint8 and row.dim() == 1 and row.is_contiguous() and row.data_ptr() % 4 == 0
 
 
 def abs_max_encode_rows(

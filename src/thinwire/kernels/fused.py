@@ -6,7 +6,8 @@ where a block fits into a program (`gpu_whole.py`).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +16,32 @@ from ..rng import Key
 from .layout import DOMINATES, FEW, ROTATION, blocks_of, rotated_numel, usable_steps
 
 Keys = tuple[Key, Key]  # of the two rounds
+
+
+class TwoRounds(Sequence[Keys]):
+    """The keys of the two rounds of several messages, from the keys of these.
+
+    >>> [first == Key(1, 2).fold(0) for first, _ in TwoRounds([Key(1, 2), Key(3, 4)])]
+    [True, False]
+    """
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> Keys: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> TwoRounds: ...
+
+    def __getitem__(self, index: int | slice) -> Keys | TwoRounds:
+        if isinstance(index, slice):
+            return TwoRounds(self.keys[index])
+        key = self.keys[index]
+        return key.fold(0), key.fold(1)
 
 
 def abs_max_encode(

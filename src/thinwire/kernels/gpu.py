@@ -62,6 +62,7 @@ from .layout import ROTATION, rotated_numel
 from .rows import abs_max_encode_rows as abs_max_encode_rows
 from .rows import rotated_add_rows as rotated_add_rows
 from .rows import rotated_encode_rows as rotated_encode_rows
+from .rows import rotated_mean_rows as rotated_mean_rows
 
 keep_largest = reference.keep_largest  # stays in plain torch: the candidates are few
 

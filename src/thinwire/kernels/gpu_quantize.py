@@ -205,8 +205,10 @@ def exponential_add_kernel(out, a, b, numel, k0, k1, TOP: tl.constexpr, ROWS: tl
 
 @triton.jit
 def random_signs(position, k0, k1):
-    """+1 or -1 from the top random bit."""
-    return 1.0 - 2.0 * (hash_bits(position, k0, k1) >> 31).to(tl.float32)
+    """+1 or -1: `reference_parts.signs`."""
+    word = hash_bits(position >> 5, k0, k1)
+    bit = ((word ^ (word >> 16)) >> (position & 31).to(tl.uint32)) & 1
+    return 1.0 - 2.0 * bit.to(tl.float32)
 
 
 @triton.jit

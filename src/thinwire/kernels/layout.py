@@ -17,6 +17,7 @@ FRACTION_BITS = 23  # of the fixed-point number that is rounded stochastically
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B  # the multipliers of the lowbias32 integer hash
 WEYL = 0x9E3779B1  # 2**32 over the golden ratio: spreads positions
 SMALLEST_STEP = 2.0**-100  # of a scale: the inverse of a smaller one, times 2**23, would overflow
+LARGEST_SCALE = 1e36  # of a rotated block: what it stands for is finite below it
 HASH_STEP, HASH_ADD = 0x9E3779B97F4A7C15, 0x94D049BB133111EB  # of `hash64`: spread positions over 64 bits
 HASH_ODD = 0xBF58476D1CE4E5B9  # of `hash64`: one more multiplier, as in splitmix64
 CUT_SHIFT = 5  # of `keep_largest`: magnitudes within 2**5 float32 steps count as equal

@@ -44,6 +44,7 @@ from .reference_parts import (
 from .rows import abs_max_encode_rows as abs_max_encode_rows
 from .rows import rotated_add_rows as rotated_add_rows
 from .rows import rotated_encode_rows as rotated_encode_rows
+from .rows import rotated_mean_rows as rotated_mean_rows
 
 
 def random_bits(numel: int, key: Key, *, device: torch.device | str = "cpu") -> Tensor:

@@ -68,8 +68,10 @@ def _hadamard(rows: Tensor) -> Tensor:
 
 
 def signs(numel: int, key: Key, device: torch.device) -> Tensor:
-    """+1 or -1 per element from the top random bit."""
-    return 1.0 - 2.0 * (random_words(numel, key, device) >> 31).to(torch.float32)
+    """+1 or -1 per element e: bit e % 32 of word e // 32, whose halves are mixed because low bits are weak."""
+    words = random_words(-(-numel // 32), key, device)
+    bits = ((words ^ (words >> 16))[:, None] >> torch.arange(32, device=device)) & 1
+    return (1.0 - 2.0 * bits.to(torch.float32)).view(-1)[:numel]
 
 
 def transform(x: Tensor) -> Tensor:

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from ..rng import Key
 from .fused import Keys
-from .layout import ROTATION, blocks_of, packed_bytes, rotated_numel
+from .layout import LARGEST_SCALE, ROTATION, blocks_of, packed_bytes, rotated_numel
+from .spread import Spread
 
 _SCALE_BYTES = 4  # of a float32
 
 
 def rotated_encode_rows(
-    x: Tensor,
+    x: Tensor | Spread,
     places: Sequence[slice],
     rows: Tensor,
     *,
@@ -43,7 +44,7 @@ def rotated_encode_rows(
     >>> rows[:, :4].view(torch.float32).reshape(-1) > 0
     tensor([True, True])
     """
-    tables = {"codebook": codebook, "boundaries": boundaries}
+    tables, x = {"codebook": codebook, "boundaries": boundaries}, _gathered(x)
     for numel, place, row, key in _messages(places, rows, keys):
         scale, codes = _split(row, blocks_of(numel, ROTATION), packed_bytes(rotated_numel(numel), bits))
         _single("rotated_encode")(x[place], scale, codes, keys=key, **tables, bits=bits)
@@ -52,24 +53,78 @@ def rotated_encode_rows(
 def rotated_add_rows(
     rows: Tensor,
     places: Sequence[slice],
-    out: Tensor,
+    out: Tensor | Spread,
     *,
     keys: Sequence[Keys],
     codebook: Tensor,
     bits: int,
     fresh: bool = False,
-) -> None:
+) -> bool | Tensor:
     """`rotated_add` of each row to out[place], in the order of the rows; several rows may have the same place.
+
+    Returns whether all that the rows say is finite: a bool, or a flag with one element.
 
     >>> out, codebook, keys = torch.ones(64), torch.tensor([-0.8, 0.8]), [(Key(1, 2), Key(3, 4))] * 2
     >>> rows = torch.zeros(2, 12, dtype=torch.uint8)  # scales of zero
-    >>> rotated_add_rows(rows, [slice(0, 64)] * 2, out, keys=keys, codebook=codebook, bits=1)
-    >>> bool((out == 1).all())
-    True
+    >>> finite = rotated_add_rows(rows, [slice(0, 64)] * 2, out, keys=keys, codebook=codebook, bits=1)
+    >>> bool(finite), bool((out == 1).all())
+    (True, True)
     """
+    finite: bool | Tensor = True
+    if isinstance(out, Spread):
+        whole = _gathered(out)
+        finite = rotated_add_rows(rows, places, whole, keys=keys, codebook=codebook, bits=bits, fresh=fresh)
+        out.scatter(whole)
+        return finite
     for numel, place, row, key in _messages(places, rows, keys):
         scale, codes = _split(row, blocks_of(numel, ROTATION), packed_bytes(rotated_numel(numel), bits))
         _single("rotated_add")(codes, scale, out[place], keys=key, codebook=codebook, bits=bits, fresh=fresh)
+        finite = (scale.abs() < LARGEST_SCALE).all() & finite
+    return finite
+
+
+def rotated_mean_rows(
+    rows: Tensor,
+    own: Tensor | Spread,
+    row: Tensor,
+    *,
+    skip: int,
+    keys: Sequence[Keys],
+    codebook: Tensor,
+    bits: int,
+    back: Keys,
+    back_codebook: Tensor,
+    boundaries: Tensor,
+    back_bits: int,
+    held: Tensor | None = None,
+    left: Tensor | None = None,
+) -> None:
+    """The mean of all rows but one and of `own` in its place, plus `held`, encoded into `row`.
+
+    `left`, if it is given, becomes what `row` does not say; it may be `own`. What `own` holds else means nothing.
+
+    >>> rows, row, key = torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(12, dtype=torch.uint8), Key(1, 2)
+    >>> left, words, options = torch.empty(64), torch.tensor([-0.8, 0.8]), {"skip": 0, "bits": 1, "back_bits": 1}
+    >>> options |= {"keys": [(key, key)] * 2, "back": (key, key), "codebook": words, "back_codebook": words}
+    >>> rotated_mean_rows(rows, torch.ones(64), row, boundaries=torch.zeros(1), left=left, **options)
+    >>> bool(row[:4].view(torch.float32) > 0), bool(left.norm() < (0.5 * torch.ones(64)).norm())
+    (True, True)
+    """
+    total = _gathered(own)
+    places = [slice(0, 0) if number == skip else slice(0, total.numel()) for number in range(len(rows))]
+    _single("rotated_add_rows")(rows, places, total, keys=keys, codebook=codebook, bits=bits)
+    total.mul_(1.0 / len(rows))
+    if held is not None:
+        total += held
+    scale, codes = _split(
+        row, blocks_of(total.numel(), ROTATION), packed_bytes(rotated_numel(total.numel()), back_bits)
+    )
+    tables = {"codebook": back_codebook, "bits": back_bits}
+    _single("rotated_encode")(total, scale, codes, keys=back, boundaries=boundaries, **tables)
+    if left is not None:
+        said = torch.empty_like(total)
+        _single("rotated_add")(codes, scale, said, keys=back, **tables, fresh=True)
+        torch.sub(total, said, out=left)
 
 
 def abs_max_encode_rows(
@@ -86,6 +141,10 @@ def abs_max_encode_rows(
     for numel, place, row, key in _messages(places, rows, keys):
         step, codes = _split(row, blocks_of(numel, block), packed_bytes(numel, bits))
         _single("abs_max_encode")(x[place], step, codes, levels=levels, bits=bits, block=block, key=key)
+
+
+def _gathered(x: Tensor | Spread) -> Tensor:
+    return x if isinstance(x, Tensor) else x.gather(torch.empty(x.numel(), dtype=torch.float32, device=x.device))
 
 
 def _single(name: str) -> Any:

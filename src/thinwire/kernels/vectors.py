@@ -104,6 +104,18 @@ def random_words(builder, counter, k0, k1, start):
     return builder.mul(h, constant(I32, MIX_2))
 
 
+def sign_words(builder, counter, k0, k1):
+    """The 64 random signs from element `counter` on, a multiple of 32, as two words: `reference_parts.signs`."""
+    first, words = builder.lshr(counter, ir.Constant(I32, 5)), []
+    for number in range(2):
+        h = builder.add(builder.add(first, ir.Constant(I32, number)), k0)
+        h = builder.mul(builder.xor(h, builder.lshr(h, ir.Constant(I32, 16))), ir.Constant(I32, MIX_1))
+        h = builder.xor(builder.xor(h, builder.lshr(h, ir.Constant(I32, 15))), k1)
+        h = builder.mul(h, ir.Constant(I32, MIX_2))
+        words.append(builder.xor(h, builder.lshr(h, ir.Constant(I32, 16))))
+    return words
+
+
 def _multiply_add(builder, a, b, c):
     """a * b + c, in one instruction where there is one: then a product that is not exact is not rounded."""
     name = f"v{a.type.count}f32" if isinstance(a.type, ir.VectorType) else "f32"
@@ -204,11 +216,12 @@ def lowest_bit(_typing, mask):
 # ---------------------------------------------------------------------------------------------------------- rotation
 
 
-def _flipped(context, builder, array_type, x, i, keys, start):
-    """LANES elements of x from i + start on, times a random sign (the top random bit is xored into the sign)."""
+def _flipped(context, builder, array_type, x, i, words, start):
+    """LANES elements of x from i + start on; a random bit for each is xored into its sign."""
     bits = load(context, builder, array_type, x, plus(builder, i, start), vector(I32))
-    counter, k0, k1 = keys
-    sign = builder.and_(random_words(builder, counter, k0, k1, start), constant(I32, 0x80000000))
+    few = builder.trunc(builder.lshr(words[start // 32], ir.Constant(I32, start % 32)), ir.IntType(LANES))
+    chosen = builder.bitcast(few, vector(I1))  # bit j is lane j
+    sign = builder.select(chosen, constant(I32, 0x80000000), constant(I32, 0))
     return builder.bitcast(builder.xor(bits, sign), vector(F32))
 
 
@@ -268,7 +281,8 @@ def _make_flip_signs(finish, ahead_of_out=False):
             kind, target = signature.args[0], signature.args[5]
             fetched = (target, out, o) if ahead_of_out else (kind, x, i)
             fetch_ahead(context, builder, *fetched)
-            values = [_flipped(context, builder, kind, x, i, keys, start) for start in range(0, 64, LANES)]
+            words = sign_words(builder, *keys)
+            values = [_flipped(context, builder, kind, x, i, words, start) for start in range(0, 64, LANES)]
             _store_chunk(context, builder, target, out, o, finish(context, builder, target, out, o, values))
             return context.get_dummy_value()
 

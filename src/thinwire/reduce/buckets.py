@@ -17,6 +17,7 @@ from torch import Tensor
 from ..codecs.base import Shape
 from ..errors import OptionError
 from ..exchange.request import Part
+from ..kernels import Spread
 
 FIRST_BUCKET = 1 << 20  # bytes of the first one, as in DDP
 TINY = 1024  # elements below which a tensor is not worth compressing
@@ -192,6 +193,50 @@ def _parts(shapes: Iterable[tuple[str, Shape]]) -> tuple[Part, ...]:
         parts.append(Part(name, shape, start, stop))
         start = stop
     return tuple(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlace:
+    """Where the tensors of a bucket lie in one buffer, so that loops can read and write them there."""
+
+    parts: Spread
+    exact: Spread
+
+    @classmethod
+    def of(cls, bucket: Bucket, tensors: Mapping[str, Tensor], buffer: Tensor) -> InPlace | None:
+        """None if they do not, or not as flat float32 of the host.
+
+        >>> buffer = torch.zeros(12)
+        >>> tensors = {"w": buffer[4:].view(4, 2), "b": buffer[:4]}
+        >>> found = InPlace.of(Bucket.of("layer", tensors, exact=["b"]), tensors, buffer)
+        >>> found.parts.table.tolist(), found.exact.table.tolist()
+        ([[0, 8, 4]], [[0, 4, 0]])
+        """
+        if buffer.dtype != torch.float32 or buffer.device.type != "cpu" or not buffer.is_contiguous():
+            return None
+        begin, flat, found = buffer.data_ptr(), buffer.view(-1), list[Spread]()
+        for parts in (bucket.parts, bucket.exact):
+            runs = []
+            for part in parts:
+                tensor = tensors[part.name]
+                place = (tensor.data_ptr() - begin) // flat.element_size()
+                inside = 0 <= place <= flat.numel() - tensor.numel() and tensor.dtype == flat.dtype
+                if not inside or not tensor.is_contiguous():
+                    return None
+                runs.append((place, tensor.numel()))
+            found.append(Spread.of(flat, _joined(runs)))
+        return cls(*found)
+
+
+def _joined(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Neighbours as one run."""
+    found: list[tuple[int, int]] = []
+    for place, length in runs:
+        if found and sum(found[-1]) == place:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        else:
+            found.append((place, length))
+    return found
 
 
 def gather(parts: Sequence[Part], views: Mapping[str, Tensor], out: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ..errors import ExchangeError, ThinwireError
 from ..exchange.base import ring_bytes
 from ..exchange.request import Result
 from ..rng import Draw
-from .buckets import Bucket, gather, scatter
+from .buckets import Bucket, InPlace, gather, scatter
 from .lanes import Lane
 from .meters import BucketRecord, Meter
 from .residuals import Residuals
@@ -36,6 +36,7 @@ class Job:
     seed: int
     may_be_unused: bool = False
     shards: Sequence[slice] | None = None
+    in_place: InPlace | None = None  # where tensors and outputs lie, if these are the same
 
     def __call__(self, lane: Lane) -> None:
         try:
@@ -53,11 +54,7 @@ class Job:
         network.begin_lap()
         result = self._exchanged(lane)
         arrived = time.perf_counter()
-        if self.shards is None:
-            scatter(bucket.parts, result.mean, self.outputs)
-            scatter(bucket.exact, result.exact, self.outputs)
-        else:
-            self.outputs[bucket.name].copy_(result.mean)
+        self._deliver(result)
         step.finite.append(result.finite)
         if step.checks and self.shards is None:
             step.hashes[bucket.name] = _hash(result)
@@ -81,21 +78,35 @@ class Job:
         record.cpu_seconds = time.thread_time() - cpu
         self.meter.record(record)
 
+    def _deliver(self, result: Result) -> None:
+        """The means to where they belong, unless the exchange has written them there."""
+        bucket = self.bucket
+        if self.shards is not None:
+            self.outputs[bucket.name].copy_(result.flat())
+        elif self.in_place is not None:
+            if isinstance(result.mean, Tensor):
+                self.in_place.parts.scatter(result.mean)
+            self.in_place.exact.scatter(result.exact)
+        else:
+            scatter(bucket.parts, result.flat(), self.outputs)
+            scatter(bucket.exact, result.exact, self.outputs)
+
     def _exchanged(self, lane: Lane) -> Result:
-        residuals, bucket, device = self.residuals, self.bucket, self.bucket.device
+        residuals, bucket, device, where = self.residuals, self.bucket, self.bucket.device, self.in_place
         flat = residuals.buffer(bucket)
         if flat is None:
             flat = lane.scratch("u", bucket.numel, device)
         exact = lane.scratch("exact", bucket.exact_numel, device)
         request = residuals.request(
             bucket,
-            gather(bucket.parts, self.tensors, flat),
-            gather(bucket.exact, self.tensors, exact),
+            flat if where is not None else gather(bucket.parts, self.tensors, flat),
+            gather(bucket.exact, self.tensors, exact) if where is None else where.exact.gather(exact),
             Draw(seed=self.seed, step=self.step.number, stream=bucket.name, rank=lane.network.rank),
             out=lane.scratch("mean", bucket.numel, device),
             may_be_unused=self.may_be_unused,
             measure=self._measures() and not streams.resident(device),
             shards=self.shards,
+            where=None if where is None else where.parts,
         )
         recipe = residuals.recipe_of(bucket.name)
         return residuals.received(bucket.name, recipe.exchange.mean(recipe.codec, request, lane.network))
@@ -121,7 +132,7 @@ class Job:
 
 def _hash(result: Result) -> Tensor:
     """Of both means; multiplied by an odd number, or equal changes in both could cancel."""
-    return kernels.hash64(result.mean) + 3 * kernels.hash64(result.exact)
+    return kernels.hash64(result.flat()) + 3 * kernels.hash64(result.exact)
 
 
 def _agree(network: Network, result: Result, device: torch.device) -> bool | None:

@@ -19,7 +19,7 @@ from ..exchange import shards
 from ..recipe.compose import Recipe
 from . import checkpoint, plain, second_shots
 from .agree import check_agreement, checked_recipe
-from .buckets import Bucket, Layout
+from .buckets import Bucket, InPlace, Layout
 from .hashes import HashCheck
 from .job import Job
 from .lanes import Inline, Lanes
@@ -154,8 +154,9 @@ class Reducer:
         single: bool = False,
         may_be_unused: bool = False,
         cuts: Sequence[slice] | None = None,
+        in_place: InPlace | None = None,
     ) -> Work:
-        """As `start`, for a bucket of a planned layout."""
+        """As `start`, for a bucket of a planned layout; `in_place` tells where `tensors`, which are `out`, lie."""
         step = self.begin_step(bucket.device)
         if bucket.name in step.works:
             raise OptionError(f"{bucket.name} was reduced in step {step.number} already: call commit() before the next")
@@ -168,9 +169,8 @@ class Reducer:
             else:
                 plain.scatter(work, tensors[bucket.name], cuts, self.network)
             return work
-        job = Job(
-            self.residuals, self.meter, step, bucket, tensors, out, self.seed, may_be_unused=may_be_unused, shards=cuts
-        )
+        options: dict[str, Any] = {"may_be_unused": may_be_unused, "shards": cuts, "in_place": in_place}
+        job = Job(self.residuals, self.meter, step, bucket, tensors, out, self.seed, **options)
         assert self._runner is not None
         try:
             self.timeline.run(work, job, tensors, self._runner)

@@ -17,6 +17,7 @@ from .. import kernels
 from ..codecs.base import State
 from ..comm import streams
 from ..exchange.request import Flag, Part, Request, Result
+from ..kernels import Spread
 from ..memory import RunningMemory
 from ..recipe.compose import Recipe
 from ..rng import Draw
@@ -113,8 +114,11 @@ class Residuals:
         may_be_unused: bool = False,
         measure: bool = False,
         shards: Sequence[slice] | None = None,
+        where: Spread | None = None,
     ) -> Request:
         """What this rank brings to the exchange; `gradient` is used up.
+
+        With `where` it is only room: the elements are there, and the mean may be written there.
 
         `may_be_unused`: a parameter whose gradient is all zeros may be unused on every rank, and DDP then throws its
         mean away; so no residual of it is sent. A recipe without a memory sends everything: residuals of another recipe
@@ -125,15 +129,15 @@ class Residuals:
         flush = recipe.memory is None and memory is not None
         state = _copied(self.states.get(self._state_key(name)) or recipe.codec.new_state())
         remembers = measure or (memory is not None and not flush)
-        request = Request(gradient, exact, parts, draw, state, remembers=remembers, out=out)
+        request = Request(gradient, exact, parts, draw, state, remembers=remembers, out=out, source=where, sink=where)
         request.back, request.may_be_unused, request.shards = self.backs.get(name), may_be_unused, shards
         fresh = memory is not None and name not in memory.names()
         sent = self.sent[name] = Sent(bucket, request, flush, fresh, [], told=exact.numel())
         keeps = memory is not None or recipe.exchange.feedback
         if keeps and may_be_unused and gradient.numel():
-            sent.idle = [_is_zero(part.of(gradient)) for part in parts]
+            sent.idle = [_is_zero(part.of(request.gradient)) for part in parts]
         if memory is not None and gradient.numel():
-            request.residual, request.decay = memory.begin(_shaped(gradient, parts), name=name)
+            request.residual, request.decay = memory.begin(_shaped(request.gradient, parts), name=name)
             if request.residual is not None:
                 request.residual = request.residual.view(-1)
             if sent.idle and not flush:
