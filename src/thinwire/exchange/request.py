@@ -164,20 +164,21 @@ class Request:
 class Result:
     """The mean of the compressed and of the exact elements, flat float32, and whether both are finite.
 
-    `mean` is the sink of the request if the exchange has written it there.
+    `place` holds the mean; it is the sink of the request if the exchange has written it there.
 
     All three are the same on every rank, except that a request for a shard gets the mean of its shard only.
     """
 
-    mean: Tensor | Spread
+    place: Tensor | Spread
     exact: Tensor
     finite: Flag
 
-    def flat(self) -> Tensor:
-        """The mean in one place."""
-        if isinstance(self.mean, Tensor):
-            return self.mean
-        return self.mean.gather(torch.empty(self.mean.numel(), dtype=torch.float32, device=self.mean.device))
+    @property
+    def mean(self) -> Tensor:
+        """In one place."""
+        if isinstance(self.place, Tensor):
+            return self.place
+        return self.place.gather(torch.empty(self.place.numel(), dtype=torch.float32, device=self.place.device))
 
 
 def result(mean: Tensor | Spread, exact: Tensor, *, known: Flag | None = None) -> Result:

@@ -82,13 +82,13 @@ class Job:
         """The means to where they belong, unless the exchange has written them there."""
         bucket = self.bucket
         if self.shards is not None:
-            self.outputs[bucket.name].copy_(result.flat())
+            self.outputs[bucket.name].copy_(result.mean)
         elif self.in_place is not None:
-            if isinstance(result.mean, Tensor):
-                self.in_place.parts.scatter(result.mean)
+            if isinstance(result.place, Tensor):
+                self.in_place.parts.scatter(result.place)
             self.in_place.exact.scatter(result.exact)
         else:
-            scatter(bucket.parts, result.flat(), self.outputs)
+            scatter(bucket.parts, result.mean, self.outputs)
             scatter(bucket.exact, result.exact, self.outputs)
 
     def _exchanged(self, lane: Lane) -> Result:
@@ -132,7 +132,7 @@ class Job:
 
 def _hash(result: Result) -> Tensor:
     """Of both means; multiplied by an odd number, or equal changes in both could cancel."""
-    return kernels.hash64(result.flat()) + 3 * kernels.hash64(result.exact)
+    return kernels.hash64(result.mean) + 3 * kernels.hash64(result.exact)
 
 
 def _agree(network: Network, result: Result, device: torch.device) -> bool | None:
