@@ -37,6 +37,7 @@ def test_every_candidate_can_be_run_by_some_ranks() -> None:
         (["two-shot"], {"dense", "two-shot-8", "two-shot-4", "two-shot-3", "two-shot-2", "two-shot-1"}),
         (["threshold-k"], {"dense", *(f"threshold-k {100 * density:.2g} %" for density in DENSITIES)}),
         (["powersgd-4", "bf16"], {"dense", "bf16", "powersgd-4"}),
+        (["dgc", "bf16"], {"dense", "bf16", "dgc"}),
         (["qsgd:4,block=64|all_gather"], {"dense", "qsgd:4,block=64|all_gather"}),
     ],
 )
@@ -52,6 +53,9 @@ def test_allow_takes_names_families_presets_and_recipes(words: list[str], wanted
         ({"max_error": 1.0}, "max_error is a share"),
         ({"max_error": -0.1}, "max_error is a share"),
         ({"objective": "speed"}, "there is no objective speed"),
+        # dgc would train without its momentum in buckets that another candidate has touched
+        ({"allow": ["dgc", "threshold-k"]}, "allow recipes with the same memory"),
+        ({"allow": ["ef:0.5|top_k:0.1|all_gather", "ar-top-k"]}, "allow recipes with the same memory"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> None:

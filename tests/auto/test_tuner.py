@@ -76,14 +76,22 @@ def test_a_state_continues_on_all_ranks() -> None:
         assert (saved, anew, decides) == (RECIPES["two-shot-4"], RECIPES["dense"], rank == 0)
 
 
-def test_after_closing_nothing_is_timed() -> None:
-    network = LocalNetwork.alone()
-    reducer = Reducer("dense", group=network, policy=auto(allow=NAMES))
-    train(reducer, 3)
-    assert network.spans is not None
-    reducer.set_recipe("bf16")
-    assert network.spans is None
-    assert not isinstance(reducer.policy, AutoTuner)
+def test_collectives_are_timed_only_while_auto_reads_the_times() -> None:
+    """Not in a warm-up, and not after it was closed: nobody takes the times then, and they would be kept for ever."""
+
+    def run(network: LocalNetwork) -> list[bool]:
+        reducer = Reducer("dense", group=network, policy=auto(allow=NAMES), warmup_steps=3)
+        timed = []
+        for _ in range(3):
+            train(reducer, 3)
+            timed.append(any(one.spans is not None for one in reducer.networks))
+            if len(timed) == 2:
+                assert sum(len(one.spans or ()) for one in reducer.networks) < 20
+                reducer.set_recipe("bf16")
+        assert not isinstance(reducer.policy, AutoTuner)
+        return timed
+
+    assert on_all_ranks(LocalNetwork.of(2), run) == [[False, True, False]] * 2
 
 
 @pytest.mark.parametrize("steps", [1, 30])

@@ -346,6 +346,39 @@ def test_ranks_that_run_out_of_data_are_not_called_different(pools: Pools, optio
     assert_same_on_all([book["weights"] for book in pools(2).run(uneven, recipe, {option: True}, 2)])
 
 
+def parted(rank: int, world_size: int, after: bool) -> str:
+    """The weights of rank 1 change while rank 0 has run out of data, or when that is over."""
+    ddp = DistributedDataParallel(Crossed(), bucket_cap_mb=SMALL)
+    link = thinwire.attach(ddp, "bf16", check_every=2)
+
+    def train(steps: int, *, part_at: int) -> None:
+        for step in range(steps):
+            if rank == 1 and step == part_at:
+                next(ddp.parameters()).data.add_(1.0)
+            ddp.zero_grad()
+            squares(rank, step)(ddp).backward()
+
+    try:
+        with ddp.join():
+            train(2 if rank == 0 else 6, part_at=-1 if after else 3)
+        train(4, part_at=1)
+    except thinwire.ExchangeError as failure:
+        return str(failure)
+    finally:
+        link.close()
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize(
+    ("after", "told"), [(False, "no majority: rank 1 against rank 2"), (True, "rank 1 differs from the other 2")]
+)
+def test_weights_that_part_are_noticed_in_join_and_after_it(pools: Pools, after: bool, told: str) -> None:
+    """Also where one rank keeps older weights, which do not count."""
+    for text in pools(3).run(parted, after):
+        assert "different weights of" in text
+        assert told in text, text
+
+
 # ---------------------------------------------------------------------------------------------------- other models
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -216,17 +216,17 @@ def damaged_bytes(rank: int, where: int, at: float, *, kinds: Collection[str], r
     Of gradients, or of the `reports` of auto.
     """
 
-    wait = Pending.wait
+    receive = Pending._received
 
     def damaging(self: Pending) -> Tensor:
-        received = wait(self)
+        received = receive(self)
         flat = received.view(-1).view(torch.uint8)
         gradient = received.dtype not in (torch.int64, torch.float64) and flat.numel() > 64  # hashes are int64
         if self._kind in kinds and (received.dtype == torch.float64 if reports else gradient):
             flat[int(at * (flat.numel() - 1))] ^= 0x10
         return received
 
-    with mock.patch.object(Pending, "wait", damaging) if rank == where else contextlib.nullcontext():
+    with mock.patch.object(Pending, "_received", damaging) if rank == where else contextlib.nullcontext():
         yield
 
 
@@ -287,6 +287,8 @@ DAMAGED = [
     *((recipe, ("all_gather",), 0.95, False) for recipe in (EXACT, MIXED)),
     *((recipe, ("all_reduce",), 0.5, False) for recipe in (EXACT, MIXED)),
 ]
+# One rank reads what is damaged there, and all ranks get the sum.
+FIRST_SHOTS = ["two-shot-4", "two-shot-1-2", "two-shot-top-k", "global-qsgd-exp", MIXED]
 
 
 @pytest.mark.parametrize(("recipe", "kinds", "at", "exact"), DAMAGED)
@@ -306,6 +308,15 @@ def test_no_damaged_bit_goes_unnoticed(
         assert re.search(rf"different means of .*layers\.\d.* in step {step}: rank 1 differs from the other 2", text), (
             text
         )
+
+
+@pytest.mark.parametrize("recipe", FIRST_SHOTS)
+def test_damage_that_all_replicas_would_take_is_noticed(pools: Pools, recipe: str) -> None:
+    """The means stay equal, so that hashes of means say nothing."""
+    for told in pools(3).run(damage, recipe, ("all_to_all",), 0.1, 1):
+        assert told["kind"] == "ExchangeError", told
+        assert re.search(r"rank 1 received other bytes than rank \d sent, in step \d", told["text"]), told
+        assert told["lanes"] == []
 
 
 def damaged_report(rank: int, world_size: int, kind: str, at: float) -> dict[str, Any]:
@@ -330,7 +341,7 @@ def test_no_damaged_decision_is_run(pools: Pools, kind: str, at: float) -> None:
     assert "was damaged on its way" in seen[1]["text"]
 
 
-def damaged_once(rank: int, world_size: int, recipe: str, at_step: int) -> dict[str, Any]:
+def damaged_once(rank: int, world_size: int, recipe: str, at_step: int, kinds: Collection[str]) -> dict[str, Any]:
     """One message of one step is damaged on one rank, and the model trains on."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(), bucket_cap_mb=0.02)
@@ -346,7 +357,7 @@ def damaged_once(rank: int, world_size: int, recipe: str, at_step: int) -> dict[
 
     while link.step < at_step:
         train()
-    with damaged_bytes(rank, 1, 0.5, kinds=("all_reduce", "all_gather")):
+    with damaged_bytes(rank, 1, 0.5, kinds=kinds):
         first = outcome(train)
     told = outcome(lambda: [train() for _ in range(6)]) if not first["kind"] else first
     link.close()
@@ -357,11 +368,18 @@ def damaged_once(rank: int, world_size: int, recipe: str, at_step: int) -> dict[
 @pytest.mark.parametrize("at_step", [5, 6, 8])
 def test_a_single_damaged_message_is_noticed_within_n_steps(pools: Pools, recipe: str, at_step: int) -> None:
     """Between two checks the means agree again; the weights do not."""
-    for told in pools(3).run(damaged_once, recipe, at_step):
+    for told in pools(3).run(damaged_once, recipe, at_step, ("all_reduce", "all_gather")):
         assert told["kind"] == "ExchangeError", told
         assert re.search(
             r"different (means|weights) of .* in step (5|10): rank 1 differs from the other 2", told["text"]
         )
+
+
+@pytest.mark.parametrize("at_step", [5, 6])
+def test_a_damaged_first_shot_is_noticed_within_n_steps(pools: Pools, at_step: int) -> None:
+    for told in pools(3).run(damaged_once, "two-shot-4", at_step, ("all_to_all",)):
+        assert told["kind"] == "ExchangeError", told
+        assert re.search(r"rank 1 received other bytes than rank \d sent, in step (5|10) or", told["text"]), told
 
 
 def test_hashes_are_compared_every_n_steps(pools: Pools) -> None:

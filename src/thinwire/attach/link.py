@@ -45,6 +45,7 @@ class Link(NotCopied):
         self._scaler, self.scale = scaler, None if scaler is None else scaler.get_scale()
         reducer.hashes.paused = orders_differ(self._model)
         reducer.hashes.weights = weights_of(self._model)  # DDP keeps them equal: what parted since the last check shows
+        reducer.hashes.absent = functools.partial(_ran_out, weakref.ref(self))
         time_forward(ddp, reducer)
 
     def _clear(self) -> None:
@@ -52,7 +53,7 @@ class Link(NotCopied):
         self._groups: list[list[str]] = []
         self._views: dict[str, Tensor] = {}
         self._futures: list[tuple[Future[Tensor], Tensor]] = []
-        self._queued = False
+        self._queued = self.ran_out = False
 
     # ---------------------------------------------------------------------------------------------------- for users
 
@@ -220,7 +221,8 @@ class Link(NotCopied):
         try:
             ended = functools.partial(self._backward_ended, self._futures)
             torch.autograd.Variable._execution_engine.queue_callback(ended)
-        except RuntimeError:  # not in a backward pass: a rank that has joined early
+        except RuntimeError:  # not in a backward pass: a rank that has joined early, and keeps older weights
+            self.ran_out = True
             return False
         self._queued = True
         return True
@@ -269,3 +271,9 @@ class Link(NotCopied):
         if model is not None:
             model.register_forward_pre_hook(lambda *_: reducer.check_usable())
         reducer.fail(failure)
+
+
+def _ran_out(link: Callable[[], Link | None]) -> bool:
+    """Whether this rank sends zeros only, under DDP's `join()`."""
+    found = link()
+    return found is not None and found.ran_out

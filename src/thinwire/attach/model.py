@@ -141,14 +141,11 @@ def time_forward(ddp: DistributedDataParallel, reducer: Reducer) -> None:
 
 
 def weights_of(model: Callable[[], DistributedDataParallel | None]) -> Callable[[], dict[str, Tensor]]:
-    """What tells the trained weights of a model that may be gone; `model` is a weak reference.
-
-    Under DDP's `join()` it tells none: ranks that ran out of data keep older weights.
-    """
+    """What tells the trained weights of a model that may be gone; `model` is a weak reference."""
 
     def weights() -> dict[str, Tensor]:
         ddp = model()
-        return {} if ddp is None or _joins(ddp) else trained(ddp)
+        return {} if ddp is None else trained(ddp)
 
     return weights
 

@@ -187,7 +187,19 @@ def auto(
         known = _allowed([allow] if isinstance(allow, str) else allow, known)
     if unbiased:
         known = [one for one in known if one.unbiased]
+    _check_one_memory(known)
     return Auto(tuple(known), max_error, objective)
+
+
+def _check_one_memory(known: Sequence[Candidate]) -> None:
+    """Buckets that travel by different candidates share one memory; it cannot be of two kinds."""
+    found = {one.recipe.memory: one for one in known if one.recipe.memory is not None}
+    if len(found) > 1:
+        (first, one), (second, other), *_ = found.items()
+        raise OptionError(
+            f"auto keeps residuals in one memory, but {one.name} needs {first} and {other.name} {second}: "
+            "allow recipes with the same memory"
+        )
 
 
 def _allowed(words: Collection[str], known: list[Candidate]) -> list[Candidate]:

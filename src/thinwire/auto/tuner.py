@@ -64,6 +64,7 @@ class AutoTuner:
         network.spans = []
         if network.world_size > 1:  # a single rank has nothing to decide
             self._calibrate()
+        network.spans = None  # until the first step that is timed: nobody takes those of a warm-up
         self.layout_changed()
 
     def _calibrate(self) -> None:
@@ -94,6 +95,8 @@ class AutoTuner:
         """Finish the round that this step depends on, if any, and adopt its decision."""
         if self._network.world_size == 1:
             return
+        if self._network.spans is None:
+            self._network.spans = []
         if not self._rounds.agreement.needs_round(step):
             self._running = self._rounds.agreement.for_step(step)
         elif self._first:

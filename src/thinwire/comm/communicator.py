@@ -103,7 +103,7 @@ class Communicator(Network):
         except RuntimeError as failure:
             raise self.failure("new_group", failure) from failure
         twin = Communicator(group)
-        twin._own = True
+        twin._own, twin.sums_messages = True, self.sums_messages
         return twin
 
     def _agreed_name(self) -> str:

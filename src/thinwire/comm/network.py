@@ -53,6 +53,7 @@ class Pending:
         self._on_device = wait is not None and streams.resident(result.device)
         self._event = streams.active().record(result.device) if self._on_device else None
         self._end = _End.of(wait) if network.spans is not None and not self._on_device else None
+        self._number = network.messages if kind == "all_to_all" and wait is not None else 0
 
     def done(self) -> bool:
         """Whether it is over, where that is known without waiting."""
@@ -65,6 +66,12 @@ class Pending:
             self._network.abandon(wait)
 
     def wait(self) -> Tensor:
+        result, number, self._number = self._received(), self._number, 0
+        if number:
+            self._network.add_words(result, number, received=True)
+        return result
+
+    def _received(self) -> Tensor:
         wait, self._wait = self._wait, None
         if wait is not None:
             try:
@@ -113,6 +120,9 @@ class Network(ABC):
         self.world_size = world_size
         self.first_start: float | None = None  # time.perf_counter() of the first collective of this lap
         self.spans: list[tuple[float, float]] | None = None  # a list to have every collective's begin and end in it
+        self.sums_messages = False  # add up the words of every all-to-all, so that ranks can compare them
+        self.messages = 0  # that were added up
+        self._message_sums: Tensor | None = None
         self._traffic: dict[str, Traffic] = {}
         self._counted_until = 0.0
         self._lock = threading.Lock()
@@ -155,8 +165,11 @@ class Network(ABC):
         out = torch.empty_like(rows, memory_format=torch.contiguous_format) if out is None else out
         if self.world_size == 1:
             out.copy_(rows)
-        sent = size_of(rows) * (self.world_size - 1) // self.world_size
-        return self._start("all_to_all", sent, out, lambda: self._all_to_all(out, rows.contiguous()))
+        sent, rows = size_of(rows) * (self.world_size - 1) // self.world_size, rows.contiguous()
+        if self.sums_messages and self.world_size > 1:
+            self.messages += 1
+            self.add_words(rows, self.messages, received=False)
+        return self._start("all_to_all", sent, out, lambda: self._all_to_all(out, rows))
 
     def all_to_all(self, rows: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Row j goes to rank j; what comes back has the row from rank j in place j."""
@@ -190,6 +203,22 @@ class Network(ABC):
         if outgoing.keys() or incoming.keys():
             sent = sum(map(size_of, outgoing.values()))
             self._start("swap", sent, torch.empty(0), lambda: self._swap(outgoing, incoming)).wait()
+
+    def add_words(self, rows: Tensor, number: int, *, received: bool) -> None:
+        """Add the words of messages to the sums of the ranks that they go to, or come from.
+
+        Times a number of their own: what damages the same bit of every message must not cancel out.
+        """
+        if self._message_sums is None:
+            self._message_sums = torch.zeros(2, self.world_size, dtype=torch.int64, device=rows.device)
+        if rows.numel():
+            sums = words(rows).sum(dim=1, dtype=torch.int32)  # it may wrap, and is four times as fast as in int64
+            self._message_sums[int(received)].add_(sums, alpha=2 * number + 1)
+
+    def take_message_sums(self) -> Tensor:
+        """Sums of the words sent to each rank, and received from each, since the last call: two rows."""
+        sums, self._message_sums, self.messages = self._message_sums, None, 0
+        return torch.zeros(2, self.world_size, dtype=torch.int64, device=self.device) if sums is None else sums
 
     @property
     def timeout(self) -> timedelta | None:
@@ -328,3 +357,14 @@ class Waiter:
 def size_of(tensor: Tensor) -> int:
     """Bytes of its elements."""
     return tensor.numel() * tensor.element_size()
+
+
+def words(rows: Tensor) -> Tensor:
+    """The bytes of every row as int32, or as they are where a row has no whole number of words.
+
+    >>> words(torch.ones(2, 8, dtype=torch.uint8)).tolist()
+    [[16843009, 16843009], [16843009, 16843009]]
+    """
+    flat = rows.view(len(rows), -1).view(torch.uint8)
+    whole = flat.shape[1] % 4 == 0 and flat.storage_offset() % 4 == 0
+    return flat.view(torch.int32) if whole else flat

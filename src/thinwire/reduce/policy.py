@@ -27,7 +27,7 @@ class Policy(Protocol):
 
     @property
     def overrides(self) -> Mapping[str, Recipe]:
-        """The buckets that travel by another recipe in this step."""
+        """The buckets that travel by another recipe in this step; all recipes with a memory have the same one."""
 
     def measures(self, step: int) -> bool:
         """Whether this step should tell how much of the gradient its codecs keep."""

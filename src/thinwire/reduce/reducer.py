@@ -83,6 +83,7 @@ class Reducer:
         self.timeline = Timeline(timeout=patience(self.network.timeout))
         self._failure: ThinwireError | None = None
         self.hashes = HashCheck(check_every)
+        self.network.sums_messages |= check_every > 0
         self._runner: Inline | Lanes | None = None
         self._closing: Callable[[], object] = lambda: None
         checked = checked_recipe(recipe, self.network)
@@ -256,7 +257,7 @@ class Reducer:
             self.timeline.settle(step, counts, self.residuals)
             self.residuals.drop_empty_memory()
         try:
-            self.hashes.run(step, self.network)
+            self.hashes.run(step, self.networks)
             self.timeline.keep_up(f"{self.recipe} in step {max(0, step.number - 2)}")
         except ExchangeError as failure:
             self.fail(failure)
