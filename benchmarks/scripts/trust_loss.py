@@ -42,7 +42,7 @@ class LossTrial(Trial):
         return "bad: namespaces are left" if left or _descriptors() > descriptors else word
 
     @contextlib.contextmanager
-    def started(self, plan: dict[str, Any]) -> Iterator[list[tuple[int, Any]]]:
+    def started(self, plan: dict[str, Any], mark: str = "") -> Iterator[list[tuple[int, Any]]]:
         with contextlib.ExitStack() as stack:
             hosts = stack.enter_context(emulated_hosts(RANKS, network=NETWORK, method="switch", prove=False))
             ranks = [self._start(stack, hosts, rank, plan) for rank in range(RANKS)]

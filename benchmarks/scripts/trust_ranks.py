@@ -110,7 +110,7 @@ def train(rank: int, meet_at: str, contender: str, plan: dict[str, Any], pipe: A
     if hit and plan["slow"]:
         rest += (SLOWER - 1) * usual
     told: dict[str, Any] = {"raised": "", "again": "", "wrong": "", "usual": usual}
-    with _damaged(plan["damage"] if hit else None):
+    with _damaged(plan["damage"] if hit else None) as told["damaged"]:
         ends[:] = [time.monotonic()]
         pipe.send("ready")
         with _failures(told, "raised"):
@@ -160,24 +160,28 @@ def _failures(told: dict[str, Any], key: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _damaged(plan: dict[str, Any] | None) -> Iterator[None]:
-    """Flip one bit of the n-th message that arrives; what ranks compare is left alone. Without a plan, none."""
-    wait, left = Pending.wait, [0 if plan is None else plan["message"]]
+def _damaged(plan: dict[str, Any] | None) -> Iterator[list[str]]:
+    """Flip one bit of the n-th message as it arrives; what ranks compare is left alone. Without a plan, none.
+
+    Gives the collective whose message it was, once that has happened.
+    """
+    receive, left, done = Pending._received, [0 if plan is None else plan["message"]], list[str]()
 
     def damaging(self: Pending) -> Any:
-        received = wait(self)
+        received = receive(self)
         if received.dtype not in (torch.int64, torch.float64) and received.numel():
             left[0] -= 1
             if left[0] == 0 and plan is not None:
                 flat = received.view(-1).view(torch.uint8)
                 flat[int(plan["at"] * (flat.numel() - 1))] ^= 1 << plan["bit"]
+                done.append(self._kind)
         return received
 
-    Pending.wait = damaging  # type: ignore[method-assign]
+    Pending._received = damaging  # type: ignore[method-assign]
     try:
-        yield
+        yield done
     finally:
-        Pending.wait = wait  # type: ignore[method-assign]
+        Pending._received = receive  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------------------------------------------ what is left

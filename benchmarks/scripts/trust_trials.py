@@ -10,7 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.scripts.trust_ranks import GOSSIP, RANKS, SLOWER, TIMEOUT, WARM, train
 from thinwire.recipe.presets import PRESETS
@@ -30,6 +30,8 @@ def contenders(kind: str) -> list[str]:
 class Trial:
     """Three processes on the loopback, what is done to them, and what they told."""
 
+    undamaged: ClassVar[dict[str, list[bytes]]] = {}  # the weights after an undisturbed run, by contender
+
     def __init__(self, kind: str, seed: int, contender: str, folder: str) -> None:
         self.kind, self.seed, self.contender = kind, seed, contender
         self.random = random.Random(f"{kind} {seed}")
@@ -41,6 +43,8 @@ class Trial:
 
     def run(self) -> str:
         """The outcome in one word; a word that begins with `bad` breaks a promise."""
+        if self.kind == "damage" and self.contender not in self.undamaged:
+            self.undamaged[self.contender] = self._end_without_damage()
         with self.started(self._plan()) as ranks:
             return self.judged(ranks)
 
@@ -54,12 +58,20 @@ class Trial:
             plan["pause"] = PAUSE
         return plan
 
+    def _end_without_damage(self) -> list[bytes]:
+        with self.started({**self._plan(), "damage": None}, "-reference") as ranks:
+            for _, pipe in ranks:
+                _heard(pipe, 120)
+            told = [_heard(pipe, 60) or {"bits": []} for _, pipe in ranks]
+        bits: list[bytes] = told[0]["bits"]
+        return bits
+
     @contextlib.contextmanager
-    def started(self, plan: dict[str, Any]) -> Iterator[list[tuple[int, Any]]]:
+    def started(self, plan: dict[str, Any], mark: str = "") -> Iterator[list[tuple[int, Any]]]:
         """The processes, until the end of the block: the id of each and a pipe to it."""
         context = multiprocessing.get_context("forkserver")
         pipes = [context.Pipe() for _ in range(RANKS)]
-        arguments = [(rank, self.meet_at, self.contender, plan, pipes[rank][1]) for rank in range(RANKS)]
+        arguments = [(rank, self.meet_at + mark, self.contender, plan, pipes[rank][1]) for rank in range(RANKS)]
         processes = [context.Process(target=train, args=one, daemon=True) for one in arguments]
         for process in processes:
             process.start()
@@ -140,10 +152,17 @@ class Trial:
             return "bad: the trial disturbed nothing"
         if self.gossip:
             return self._average(told, alive=RANKS)
-        return "replicas equal" if all(one["bits"] == told[0]["bits"] for one in told) else "bad: replicas differ"
+        if any(one["bits"] != told[0]["bits"] for one in told):
+            return "bad: replicas differ"
+        if self.kind != "damage" or self.contender == "auto":  # two runs of auto may decide differently
+            return "replicas equal"
+        self.details = f"{told[self.victim]['damaged'][0]} was damaged"
+        return "no effect" if told[0]["bits"] == self.undamaged[self.contender] else "bad: all replicas took the damage"
 
     def _was_done(self, victim: dict[str, Any]) -> bool:
-        """Whether the rank was stopped while it trained, or was slower than the others."""
+        """Whether the rank was stopped while it trained, was slower than the others, or has read a damaged message."""
+        if self.kind == "damage":
+            return bool(victim["damaged"])
         ends: list[float] = victim["ends"]
         steps = [later - earlier for earlier, later in itertools.pairwise(ends)]
         if self.kind == "short stop":
