@@ -101,7 +101,7 @@ def rotated_mean_rows(
 ) -> None:
     """The mean of all rows but one and of `own` in its place, plus `held`, encoded into `row`.
 
-    `left`, if it is given, becomes what `row` does not say; it may be `own`. What `own` holds else means nothing.
+    `left`, if it is given, becomes what `row` does not say; it may be `own`, which else stays as it is.
 
     >>> rows, row, key = torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(12, dtype=torch.uint8), Key(1, 2)
     >>> left, words, options = torch.empty(64), torch.tensor([-0.8, 0.8]), {"skip": 0, "bits": 1, "back_bits": 1}
@@ -110,7 +110,7 @@ def rotated_mean_rows(
     >>> bool(row[:4].view(torch.float32) > 0), bool(left.norm() < (0.5 * torch.ones(64)).norm())
     (True, True)
     """
-    total = _gathered(own)
+    total = own.clone() if isinstance(own, Tensor) else _gathered(own)
     places = [slice(0, 0) if number == skip else slice(0, total.numel()) for number in range(len(rows))]
     _single("rotated_add_rows")(rows, places, total, keys=keys, codebook=codebook, bits=bits)
     total.mul_(1.0 / len(rows))

@@ -143,11 +143,29 @@ def _rows(numel: int, seed: int, special: Special) -> Iterator[Call]:
         reference.rotated_encode_rows(x, places, rows, boundaries=boundaries, **options)
         for fresh in (False, True):
             yield "rotated_add_rows", (rows, places, mixed(numel, seed + 1)), {**options, "fresh": fresh}
+        yield from _means(numel, seed, bits)
     for bits, block in ((2, 0), (4, 64), (8, 1024)):
         sizes = [4 * blocks_of(n, block) + packed_bytes(n, bits) for n in pieces]
         rows = torch.full((len(places), max(sizes) + 8), 7, dtype=torch.uint8)
         levels = {"levels": (1 << (bits - 1)) - 1, "bits": bits, "block": block, "keys": keys}
         yield "abs_max_encode_rows", (x, places, rows), levels
+
+
+def _means(numel: int, seed: int, bits: int) -> Iterator[Call]:
+    """The mean of three messages of one place and one own tensor, sent back with one bit more, with a memory or not."""
+    keys = [(key, key.fold(1)) for key in (_pick(KEYS, seed).fold(number) for number in range(4))]
+    boundaries, codebook = (torch.linspace(-2, 2, (1 << bits) - end) for end in (1, 0))
+    size, back = 4 * blocks_of(numel, ROTATION), bits % 4 + 1
+    rows = torch.zeros(3, size + packed_bytes(rotated_numel(numel), bits), dtype=torch.uint8)
+    row = torch.zeros(size + packed_bytes(rotated_numel(numel), back), dtype=torch.uint8)
+    for number, one in enumerate(rows):
+        scale, codes, x = one[:size].view(torch.float32), one[size:], mixed(numel, seed + number, TINY)
+        tables = {"boundaries": boundaries, "codebook": codebook, "bits": bits}
+        reference.rotated_encode(x, scale, codes, keys=keys[number], **tables)
+    options: dict[str, Any] = {"skip": 1, "keys": keys[:3], "codebook": codebook, "bits": bits, "back": keys[3]}
+    options |= {"back_codebook": torch.linspace(-2, 2, 1 << back), "back_bits": back}
+    options |= {"boundaries": torch.linspace(-2, 2, (1 << back) - 1)}
+    yield "rotated_mean_rows", (rows, mixed(numel, seed + 3, TINY), row), options
 
 
 def _codebook(numel: int, seed: int, special: Special) -> Iterator[Call]:
