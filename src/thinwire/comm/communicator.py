@@ -65,8 +65,11 @@ class Communicator(Network):
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._own = self._abandoned = False
         self.backend = dist.get_backend(self._group)
-        self._sends_directly = self.world_size <= FEW_RANKS and "gloo" in self.backend
-        if "gloo" not in self.backend and torch.cuda.is_available():
+        if self.backend in ("undefined", "custom"):  # no backend was given, or one for each device
+            self.backend = dist.get_backend_config(self._group)  # such as cpu:gloo,cuda:nccl
+        on_cuda = torch.cuda.is_available() and ("gloo" not in self.backend or "nccl" in self.backend)
+        self._sends_directly = self.world_size <= FEW_RANKS and "gloo" in self.backend and not on_cuda
+        if on_cuda:
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     @property
