@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.gossip_processes import free_address
+from support.gossip_processes import free_address, killed_and_returned
 from support.gossip_threads import goals, on_threads, train, trainer
 from thinwire.comm.peers import LocalTransport
 from thinwire.gossip.topology import ring
@@ -32,9 +32,14 @@ def test_processes_have_the_bits_of_threads(start: Any) -> None:
     assert [one.process.wait(30) for one in processes] == [0] * ranks
 
 
-@pytest.mark.parametrize("algorithm", [
-    DCD, {"algorithm": "dpsgd", "momentum": 0.0}, {"algorithm": "choco", "codec": "sign:64", "momentum": 0.0},
-], ids=lambda options: options["algorithm"])  # fmt: skip
+OTHERS: list[dict[str, Any]] = [{"algorithm": "dpsgd"}, {"algorithm": "choco", "codec": "sign:64"}]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [DCD, *(pytest.param({**options, "momentum": 0.0}, marks=pytest.mark.slow) for options in OTHERS)],
+    ids=lambda options: options["algorithm"],
+)
 def test_the_others_go_on_when_one_is_killed(start: Any, algorithm: dict[str, Any]) -> None:
     address, ranks = free_address(), 5
     options = {"ranks": ranks, "steps": 150, "pause": 0.01, "deadline": 20.0, **algorithm}
@@ -54,24 +59,7 @@ def test_the_others_go_on_when_one_is_killed(start: Any, algorithm: dict[str, An
 
 
 def test_a_rank_that_was_killed_comes_back(start: Any) -> None:
-    address, ranks = free_address(), 4
-    options = {"address": address, "ranks": ranks, "steps": 400, "pause": 0.02, "deadline": 20.0, **DCD}
-    processes = [start(rank=rank, **options) for rank in range(ranks)]
-    processes[1].until("step", least=30)
-    processes[1].process.send_signal(signal.SIGKILL)
-    processes[1].process.wait()
-    processes[0].until("step", least=60)
-    processes[1] = start(rank=1, **options)
-    again = processes[1].until("incarnation")
-    assert again["incarnation"] == 2
-    assert again["round"] > 40
-    reports = [one.until("own") for one in processes]
-    for one in reports:
-        assert one["stats"]["gossip/neighbours"] == 2
-        assert one["stats"]["gossip/alive"] == ranks
-        assert one["mean"] == reports[0]["mean"]
-    goal = torch.stack(goals(ranks, 256)).mean(0)
-    assert (torch.tensor(reports[0]["mean"]) - goal).norm() < 0.35 * goal.norm()
+    killed_and_returned(start, rank=1, other=0, address=free_address(), ranks=4, steps=400, **DCD)
 
 
 def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_goes_on(start: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from support.gossip_processes import free_address
+from support.gossip_processes import free_address, killed_and_returned
 from support.gossip_threads import errors_of, goals, on_threads, train, trainer
 from thinwire.comm.peers import GlooTransport, LocalTransport, peers_at
 from thinwire.comm.peers.serve import serve
@@ -91,7 +91,7 @@ def test_a_rank_that_does_not_come_costs_no_other_edge() -> None:
             assert sorted(connected) == sorted(set(ring(6).all_neighbours(rank)) - {absent})
 
 
-@pytest.fixture(params=["file", "tcp"])
+@pytest.fixture(params=["tcp", pytest.param("file", marks=pytest.mark.slow)])
 def external_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of a store that no rank serves."""
     if request.param == "file":
@@ -118,24 +118,7 @@ def _wait_for(address: str) -> None:
 
 
 def test_rank_0_is_killed_and_comes_back_to_the_run(start: Any, external_store: str) -> None:
-    ranks = 3
-    options = {"address": external_store, "ranks": ranks, "steps": 500, "pause": 0.02, "deadline": 20.0, **DCD}
-    processes = [start(rank=rank, **options) for rank in range(ranks)]
-    processes[0].until("step", least=30)
-    processes[0].process.send_signal(signal.SIGKILL)
-    processes[0].process.wait()
-    processes[1].until("step", least=60)
-    processes[0] = start(rank=0, **options)
-    again = processes[0].until("incarnation")
-    assert again["incarnation"] == 2
-    assert again["round"] > 40
-    reports = [one.until("own") for one in processes]
-    for one in reports:
-        assert one["stats"]["gossip/neighbours"] == 2
-        assert one["stats"]["gossip/alive"] == ranks
-        assert one["mean"] == reports[0]["mean"]
-    goal = torch.stack(goals(ranks, 256)).mean(0)
-    assert (torch.tensor(reports[0]["mean"]) - goal).norm() < 0.35 * goal.norm()
+    killed_and_returned(start, rank=0, other=1, address=external_store, ranks=3, steps=500, **DCD)
 
 
 def test_the_last_rank_waits_for_the_return_of_the_other(start: Any, tmp_path: Path) -> None:

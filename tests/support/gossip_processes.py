@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from support.gossip_threads import goals
 
 RANK = Path(__file__).parent / "gossip_rank.py"
 
@@ -66,3 +71,25 @@ def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def killed_and_returned(start: Callable[..., Process], rank: int, other: int, **options: Any) -> None:
+    """A rank is killed in a run and started again: it takes part again, and the run ends as if nothing was."""
+    ranks = options["ranks"]
+    options = {"pause": 0.02, "deadline": 20.0, **options}
+    processes = [start(rank=number, **options) for number in range(ranks)]
+    processes[rank].until("step", least=30)
+    processes[rank].process.send_signal(signal.SIGKILL)
+    processes[rank].process.wait()
+    processes[other].until("step", least=60)
+    processes[rank] = start(rank=rank, **options)
+    again = processes[rank].until("incarnation")
+    assert again["incarnation"] == 2
+    assert again["round"] > 40
+    reports = [one.until("own") for one in processes]
+    for one in reports:
+        assert one["stats"]["gossip/neighbours"] == 2
+        assert one["stats"]["gossip/alive"] == ranks
+        assert one["mean"] == reports[0]["mean"]
+    goal = torch.stack(goals(ranks, 256)).mean(0)
+    assert (torch.tensor(reports[0]["mean"]) - goal).norm() < 0.35 * goal.norm()

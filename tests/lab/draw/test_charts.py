@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,71 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.browser import MISSING, Browser
+from support.drawings import CHARTS, HOSTILE, assert_whole_drawing
 from thinwire.errors import OptionError
 from thinwire.lab.draw import Axis, Bar, Line, bars, lines
 from thinwire.lab.draw.chart import lines_on_page
 from thinwire.lab.draw.legend import key, swatch
+from thinwire.lab.draw.numbers import brief
 from thinwire.lab.draw.page import THEME_BUTTON, document, write_page
 from thinwire.lab.draw.palette import COLOURS
 
 SVG = "{http://www.w3.org/2000/svg}"
-NAN = math.nan
-HOSTILE = 'a|long & <strange> "name", and more'
-
-# Whatever a measurement may hand to a chart.
-FILES = {
-    "lines": lines(
-        [
-            Line("dense", [0, 10, 20], [2.0, 1.0, 0.5], [1.9, 0.9, 0.4], [2.1, 1.1, 0.6]),
-            Line(HOSTILE, [0, 10, 20], [None, NAN, 0.7], dashed=True),
-        ],
-        title="Losses", across="step", down="loss",
-    ),
-    "logarithmic": lines(
-        [Line("θ", [2, 4, 64], [0.1, 0.0, -1.0], [-1.0, 0.0, 0.0], [0.2, 0.1, 0.1]), Line("b", [2, 4], [1e-9, 1e9])],
-        title="θ", across="workers", down="", log_x=True, log_y=True,
-    ),
-    "one point": lines([Line("a", [3], [5.0], [4.0], [6.0])], title="one", across="", down=""),
-    "equal": lines([Line("a", [1, 2], [5.0, 5.0], [5.0, 5.0], [5.0, 5.0])], title="equal", across="", down=""),
-    "empty": lines([], title="none", across="", down=""),
-    "no values": lines([Line("a", [], []), Line("b", [1], [None])], title="no", across="", down="", log_y=True),
-    "many": lines([Line(f"{n}", [0, 1], [n, n + 1]) for n in range(20)], title="many " * 30, across="x", down="y"),
-    "bars": bars(
-        [("global_qsgd:8,norm=linf", [Bar("a", 3.0, 2.0, 4.0), Bar("b", None)]), ("x", [Bar("a", -1), Bar("b", NAN)])],
-        title="Bars", down="ms",
-    ),
-    "logarithmic bars": bars([(str(i), [Bar("a", 10.0**-i, 0, 1)]) for i in range(30)], title="b", down="", log=True),
-    "no bars": bars([], title="none", down=""),
-    "zero bars": bars([("a", [Bar("x", 0.0)]), ("b", [])], title="zero", down=""),
-}  # fmt: skip
 
 
-def numbers_of(svg: str) -> Iterator[tuple[ElementTree.Element, str, float]]:
-    for one in ElementTree.fromstring(svg).iter():
-        for name in ("x", "cx", "x1", "x2", "y", "cy", "y1", "y2"):
-            if one.get(name):
-                yield one, name, float(one.get(name, ""))
-        for place, number in enumerate(re.split(r"[ ,]", one.get("points", "")) if one.get("points") else []):
-            yield one, "x" if place % 2 == 0 else "y", float(number)
-
-
-@pytest.mark.parametrize("svg", FILES.values(), ids=FILES.keys())
+@pytest.mark.parametrize("svg", CHARTS.values(), ids=CHARTS.keys())
 def test_a_file_is_a_whole_drawing(svg: str) -> None:
-    root = ElementTree.fromstring(svg)
-    assert root.get("role") == "img"
-    assert root.get("aria-label")
-    assert "nan" not in svg.lower()
-    assert "inf" not in re.sub("linf", "", svg)
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", svg)
-    assert "<script" not in svg
-    width, height = float(root.get("width", "0")), float(root.get("height", "0"))
-    for one, name, number in numbers_of(svg):
-        assert 0 <= number <= (width if "x" in name else height), ElementTree.tostring(one)
+    assert_whole_drawing(svg)
 
 
 def test_a_gap_is_not_bridged() -> None:
     whole = lines([Line("a", [1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0])], title="", across="", down="")
-    broken = lines([Line("a", [1, 2, 3, 4, 5], [1.0, 2.0, NAN, 4.0, 5.0])], title="", across="", down="")
+    broken = lines([Line("a", [1, 2, 3, 4, 5], [1.0, 2.0, math.nan, 4.0, 5.0])], title="", across="", down="")
     assert (whole.count("<polyline"), broken.count("<polyline")) == (1, 2)
 
 
@@ -131,15 +85,24 @@ def test_a_logarithmic_axis_does_so_too(values: list[float]) -> None:
     axis = Axis.over(values, begin=0, end=100, log=True)
     assert axis.low <= min(values)
     assert max(values) <= axis.high
-    ticks = [value for value, _ in axis.ticks()]
-    assert 2 <= len(ticks) <= 12
-    assert all(axis.low <= tick <= axis.high for tick in ticks)
+    assert 0 <= axis(min(values)) <= axis(max(values)) <= 100
+    assert all(2 <= len(ticks) <= 12 for ticks in (axis.ticks(), axis.ticks(values)))
+    assert len({said for _, said in axis.ticks()}) == len(axis.ticks())
+    assert all(axis.low <= tick <= axis.high for tick, _ in axis.ticks())
 
 
 def test_ticks_say_where_they_are() -> None:
     for high in (1.0, 8.9, 11.0, 12.5, 120.0, 0.03):
         for value, said in Axis.over([0.0, high], begin=0, end=1).ticks():
             assert float(said.replace(",", "")) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0"), (120.0, "120"), (0.002, "0.002"), (-1.5, "−1.5"), (20_000, "20,000"), (5e-6, "5·10⁻⁶"), (1e8, "10⁸")],
+)
+def test_numbers_on_axes(value: float, said: str) -> None:
+    assert brief(value) == said
 
 
 # -------------------------------------------------------------------------------------------------------------- pages
