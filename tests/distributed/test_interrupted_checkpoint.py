@@ -26,6 +26,7 @@ from thinwire.errors import ThinwireError
 
 Pools = Callable[[int], Pool]
 RANKS, TIMEOUT, DEADLINE = 4, 20.0, 150.0
+RARE = (6, 7)  # numbers of ranks that no other test needs: a pool would stay, with all its memory
 FIRST, SECOND, LAST = SAVED_AFTER, SAVED_AFTER + 3, SAVED_AFTER + 6  # steps
 PADDING = 1 << 20  # elements that a rank saves beside the link, so that writing takes a while
 # Error feedback; residuals of second shots and no others; auto.
@@ -134,7 +135,12 @@ def assert_one_sentence(told: str) -> None:
 
 def assert_resumes(pools: Pools, folder: Path, recipe: str, world_size: int, way: str) -> str:
     """Which checkpoint was loaded."""
-    seen = pools(world_size).run(resumed, recipe, folder, way)
+    if world_size in RARE:
+        outcomes = run_fresh(world_size, resumed, recipe, folder, way, timeout=TIMEOUT, deadline=DEADLINE)
+        assert all(one[0] == "returned" for one in outcomes), outcomes
+        seen = [one[1] for one in outcomes]
+    else:
+        seen = pools(world_size).run(resumed, recipe, folder, way)
     loaded = {one["loaded"] for one in seen}
     assert len(loaded) == 1, "some ranks load what others refuse"
     name: str = loaded.pop()
@@ -165,7 +171,7 @@ def test_the_checkpoint_before_still_loads(pools: Pools, tmp_path: Path, recipe:
 def test_on_every_number_of_ranks(pools: Pools, tmp_path: Path, recipe: str, seed: int) -> None:
     killed(tmp_path, recipe, seed)
     seen = {}
-    for world_size in (1, 2, 3, 5, 8):
+    for world_size in range(1, 9) if seed == 0 else (1, 2, 3, 5, 8):
         for way in ("dcp", "files"):
             seen[world_size, way] = assert_resumes(pools, tmp_path, recipe, world_size, way)
     for way in ("dcp", "files"):
