@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import thinwire
+from support.command import thinwire_here
 
 SCRIPT = Path(sys.executable).parent / "thinwire"
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-c", "from thinwire.cli.main import main; main()"]
@@ -114,7 +115,7 @@ def test_a_dash_prints_json_and_nothing_else_and_threads_share_the_work() -> Non
 
 
 def test_without_json_no_file_is_written(tmp_path: Path) -> None:
-    done = run("kernels", "--numel", "2048", "--rounds", "1", cwd=tmp_path)
+    done = thinwire_here("kernels", "--numel", "2048", "--rounds", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "select_ef" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -248,6 +249,6 @@ def test_codecs_are_timed_also_those_of_a_plugin(tmp_path: Path) -> None:
 
 
 def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
-    done = run("kernels", "--codecs", "--import", "no_such_module", cwd=tmp_path)
+    done = thinwire_here("kernels", "--codecs", "--import", "no_such_module", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].endswith("No module named 'no_such_module'")

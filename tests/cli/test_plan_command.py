@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.command import thinwire_here
 from thinwire.cli.main import main
 
 GIVEN = ["--params", "25.6M", "--step-time", "120ms", "--device", "a100"]
@@ -21,7 +22,7 @@ def thinwire(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
 
 
 def test_a_plan_of_given_numbers() -> None:
-    done = thinwire("plan", *GIVEN, "--network", "1gbe", "--workers", "8")
+    done = thinwire_here("plan", *GIVEN, "--network", "1gbe", "--workers", "8")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Compression pays")
     assert "How sure" in done.stdout
@@ -30,7 +31,7 @@ def test_a_plan_of_given_numbers() -> None:
 
 def test_json_has_all_rows(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    done = thinwire("plan", *GIVEN, "--network", "nvlink+10gbe", "--workers", "16", "--json", str(out))
+    done = thinwire_here("plan", *GIVEN, "--network", "nvlink+10gbe", "--workers", "16", "--json", str(out))
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found["advised"] in {row["recipe"] for row in found["rows"]}
@@ -40,7 +41,7 @@ def test_json_has_all_rows(tmp_path: Path) -> None:
 
 def test_a_map_in_the_terminal_and_as_a_page(tmp_path: Path) -> None:
     page = tmp_path / "map.html"
-    done = thinwire(
+    done = thinwire_here(
         "plan", *GIVEN, "--network", "10mbit..1gbit", "--workers", "2..8", "--report", str(page), "--json", "-"
     )
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.command import thinwire_here
+
 
 def thinwire(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "thinwire", "simulate", *arguments]
@@ -31,7 +33,9 @@ def test_a_run_tells_a_table_json_and_a_page(tmp_path: Path) -> None:
 
 
 def test_time_alone_of_many_workers_goes_to_standard_output() -> None:
-    found = thinwire("--cost-only", "--workers", "2000", "--parameters", "1000000", "--steps", "3", "--json", "-")
+    found = thinwire_here(
+        "simulate", "--cost-only", "--workers", "2000", "--parameters", "1000000", "--steps", "3", "--json", "-"
+    )
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
     assert told["rows"][0]["mode"] == "cost-only"
@@ -47,7 +51,7 @@ def test_nonsense_is_one_line_and_a_code() -> None:
         (["--recipe", "two-shot-4,nonsense"], "nonsense"),
         (["--json", "/nowhere/x.json"], "/nowhere"),
     ]:
-        found = thinwire(*options, "--steps", "2")
+        found = thinwire_here("simulate", *options, "--steps", "2")
         assert found.returncode == 2
         assert len(found.stderr.strip().splitlines()) == 1
         assert word in found.stderr

@@ -177,13 +177,14 @@ def test_it_goes_on_after_a_restart(pools: Pools, tmp_path: Path, ranks: int) ->
         assert total.any()
 
 
-def by_hand(rank: int, world_size: int) -> tuple[str, bool, Any]:
+def by_hand(rank: int, world_size: int) -> tuple[str, bool, int, Any]:
     run = Run("auto", rank)
     forced(run.link, [Wish(("two-shot-4",))])
     run.train(5)
     run.link.set_recipe("threshold-k")
     run.train(12)
-    result = str(run.link.recipe), not run.link.chooses, run.weights()
+    timings = sum(len(network.spans or ()) for network in run.link.reducer.networks)
+    result = str(run.link.recipe), not run.link.chooses, timings, run.weights()
     run.link.close()
     return result
 
@@ -191,9 +192,37 @@ def by_hand(rank: int, world_size: int) -> tuple[str, bool, Any]:
 def test_who_sets_a_recipe_decides_from_then_on(pools: Pools) -> None:
     results = pools(2).run(by_hand)
     assert_same_on_all([weights for *_, weights in results])
-    for recipe, ended, _ in results:
+    for recipe, ended, timings, _ in results:
         assert recipe == str(thinwire.parse("threshold-k"))
         assert ended
+        assert timings == 0  # nobody would take them
+
+
+def rescaled(rank: int, world_size: int, unused: bool) -> tuple[bool, list[Any]]:
+    """Buckets by different codecs while the loss scale grows; with canaries."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    model = DistributedDataParallel(net, bucket_cap_mb=0.01, find_unused_parameters=unused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+    link = thinwire.attach(model, "auto", scaler=scaler)
+    main, others = "threshold-k 1.1 %", ("two-shot-4", "bf16", "ar-top-k 1.1 %")
+    canaries = [(others[step % 3], step % 2) if step % 3 else None for step in range(6)]
+    forced(link, [Wish((main, others[0], main), canary=canary) for canary in canaries], mixed=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(14):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(4, 64)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    mixed = len(link.reducer.residuals.states) > 0
+    link.close()
+    return mixed, [parameter.detach().tolist() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_the_loss_scale_changes_while_buckets_travel_by_other_codecs(pools: Pools, unused: bool) -> None:
+    first, second = pools(2).run(rescaled, unused)
+    assert first == second
 
 
 def alone(rank: int, world_size: int) -> str:

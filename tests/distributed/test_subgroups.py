@@ -39,12 +39,15 @@ def attached(rank: int, world_size: int, case: str, recipe: str) -> list[float]:
     return sums
 
 
+def all_cases(rank: int, world_size: int, recipe: str) -> dict[str, list[float]]:
+    return {case: attached(rank, world_size, case, recipe) for case in ("even", "again", "uneven")}
+
+
 @pytest.mark.parametrize("recipe", ["bf16", "auto"])
-@pytest.mark.parametrize("case", ["even", "uneven", "again"])
-def test_ranks_of_a_subgroup_meet(case: str, recipe: str) -> None:
-    *members, outsider = run_fresh(3, attached, case, recipe, timeout=20, deadline=90)
-    assert outsider == ("returned", [])
+def test_ranks_of_a_subgroup_meet(recipe: str) -> None:
+    *members, outsider = run_fresh(3, all_cases, recipe, timeout=20, deadline=150)
+    assert outsider == ("returned", {"even": [], "again": [], "uneven": []})
     for member in members:
         assert member[0] == "returned", member
         assert member[1] == members[0][1]
-        assert len(member[1]) == (4 if case == "again" else 1)
+        assert {case: len(sums) for case, sums in member[1].items()} == {"even": 1, "again": 4, "uneven": 1}
