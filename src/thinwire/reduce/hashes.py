@@ -154,7 +154,7 @@ class HashCheck:
         }
         weights = {f"{_WEIGHTS}{name}": {name: tensor.detach()} for name, tensor in self.weights().items()}
         if self.absent():
-            step.hashes |= {name: torch.tensor(_ABSENT) for name in weights}
+            step.hashes |= dict.fromkeys(weights, torch.full((), _ABSENT, dtype=torch.int64, device=step.device))
         else:
             rest |= weights
         for name, tensors in rest.items():
