@@ -82,6 +82,18 @@ def rotated(bits: int) -> float:
     return 1.05 * error / (1 - error)
 
 
+def rotated_mmse(bits: int) -> float:
+    """Delta of the same with the scale smaller by 1 - D: 1 - D for a large uniform rotation.
+
+    With a = 1 - D, a codec of variance omega errs by a^2 (1 + omega) - 2 a + 1, which is D for omega = D / (1 - D).
+
+    >>> round(1 - rotated_mmse(1), 3)
+    0.375
+    """
+    shrink = 1 - LLOYD_MAX_ERROR[bits]
+    return 2 * shrink - shrink * shrink * (1 + rotated(bits))
+
+
 def random_k(d: int, k: int) -> float:
     """k of d elements at random, scaled by d / k: d / k - 1."""
     return d / k - 1

@@ -150,7 +150,7 @@ def test_unbiased_and_within_omega_even_where_one_transform_fails(bits: int) -> 
     for name, x in breakers().items():
         samples = repeated(codec, x, 400)
         mean, standard_error = error_over_norm(samples, x)
-        assert mean <= codec.omega(1024) + 4 * standard_error, name
+        assert mean <= theory.rotated(bits) + 4 * standard_error, name
         # Without bias the error of the mean falls as 1 / samples.
         left = float((samples.double().mean(0) - x.double()).square().sum() / x.double().square().sum())
         if name in WORST:
@@ -169,7 +169,7 @@ def test_small_tensors_are_within_omega(bits: int, numel: int) -> None:
     for x in (torch.ones(numel), gaussian(numel, 5), spike):
         samples = torch.stack([through(codec, x, seed) for seed in range(60)])
         mean, standard_error = error_over_norm(samples, x)
-        assert mean <= codec.omega(numel) + 4 * standard_error
+        assert mean <= theory.rotated(bits) + 4 * standard_error
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -178,6 +178,22 @@ def test_the_part_along_the_input_is_exact(bits: int) -> None:
     for x in breakers().values():
         decoded = through(rotated(bits), x).double()
         assert float(decoded @ x.double()) == pytest.approx(float(x.double() @ x.double()), rel=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_the_smaller_scale_contracts_any_block(bits: int) -> None:
+    """Its codes are those of the unbiased codec; the part along the input is 1 - D for every draw."""
+    unbiased, closer, shrink = rotated(bits), rotated(bits, scale="mmse"), 1 - theory.LLOYD_MAX_ERROR[bits]
+    for name, x in breakers().items():
+        torch.testing.assert_close(
+            through(closer, x), through(unbiased, x) * shrink, rtol=1e-5, atol=1e-6 * float(x.norm())
+        )
+        error, standard_error = error_over_norm(repeated(closer, x, 200), x)
+        delta = closer.delta(1024)
+        assert delta is not None
+        assert error <= 1 - delta + 4 * standard_error, name
+        along = through(closer, x).double() @ x.double() / (x.double() @ x.double())
+        assert float(along) == pytest.approx(shrink, rel=1e-5)
 
 
 def test_a_draw_repeats_and_ranks_differ() -> None:
@@ -237,7 +253,13 @@ def test_bad_bits_name_the_fix(bits: int) -> None:
         rotated(bits)
 
 
+def test_bad_scales_name_the_fix() -> None:
+    with pytest.raises(OptionError, match="rotated: scale must be 'unbiased' or 'mmse', got 'least'"):
+        rotated(1, scale="least")  # type: ignore[arg-type]
+
+
 def test_prints_as_written() -> None:
+    assert rotated(1, scale="mmse").text() == "rotated:1,scale=mmse"
     assert repr(rotated(3)) == "rotated(3)"
     assert rotated(3).text() == "rotated:3"
     assert rotated(3).unbiased

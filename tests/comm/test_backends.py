@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from thinwire.comm import Communicator
 
 
 @pytest.fixture(params=[None, "gloo", "cpu:gloo"])
 def default_group(request: pytest.FixtureRequest) -> Iterator[None]:
-    dist.init_process_group(request.param, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(request.param, store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

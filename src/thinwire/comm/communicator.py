@@ -64,7 +64,7 @@ class Communicator(Network):
         self._group: dist.ProcessGroup | None = dist.group.WORLD if group is None else group
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._own = self._abandoned = False
-        self.backend = dist.get_backend(self._group)
+        self.backend: str = dist.get_backend(self._group)
         if self.backend in ("undefined", "custom"):  # no backend was given, or one for each device
             self.backend = dist.get_backend_config(self._group)  # such as cpu:gloo,cuda:nccl
         on_cuda = torch.cuda.is_available() and ("gloo" not in self.backend or "nccl" in self.backend)

@@ -201,7 +201,7 @@ def rotated_mean(
     elements are `numel` from `first` on of a `Spread`. `held` and `left` may be empty. `message` is what is written:
     its key, tables and width, where its scales go, and where its codes go.
     """
-    back, boundaries, words, wide, row, out = message
+    back, boundaries, matched, words, wide, row, out = message
     bits = len(width)
     blocks = (numel + 1023) >> 10
     rotated = rotated_length(numel)
@@ -229,7 +229,7 @@ def rotated_mean(
                 mean[i] += held[start + i]
         o = start // 8 * len(wide)
         row[b] = encode_block(
-            mean, integers, 0, start, back, boundaries, words, wide, buffer[:size], number, real, out, o
+            mean, integers, 0, start, back, boundaries, matched, wide, buffer[:size], number, real, out, o
         )
         if left.size:
             decode_block(out, o, row[b], start, back, words, wide, part)

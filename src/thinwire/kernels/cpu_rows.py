@@ -68,9 +68,9 @@ def rotated_add_rows(single, data, stride, places, keys, codebook, width, base, 
 @compiled
 def rotated_mean_rows(single, data, stride, skip, keys, codebook, width, base, table, first, size, held, left, message):
     """See `cpu_rotated.rotated_mean`."""
-    whole, row, codes = np.array([[0, size]]), message[4], message[5]
+    whole, row, codes = np.array([[0, size]]), message[5], message[6]
     fits = _fit(whole, size, 1024, True, len(width), stride)
-    fits = fits and _fit(whole, size, 1024, True, len(message[3]), 4 * row.size + codes.size)
+    fits = fits and _fit(whole, size, 1024, True, len(message[4]), 4 * row.size + codes.size)
     if not fits or row.size != (size + 1023) >> 10 or held.size not in (0, size) or left.size not in (0, size):
         return False
     share = np.float32(1.0 / keys.shape[0])

@@ -164,14 +164,16 @@ def rotated_mean_rows(
     back_codebook: Tensor,
     boundaries: Tensor,
     back_bits: int,
+    matched: Tensor | None = None,
     held: Tensor | None = None,
     left: Tensor | None = None,
 ) -> None:
     known = _known(bits, codebook) and _known(back_bits, back_codebook, boundaries)
+    known = known and (matched is None or matched.numel() == back_codebook.numel())
     changed = [tensor for tensor in (own, held, left) if tensor is not None]
     if not known or not all(map(_changeable, changed)) or not _aligned(row):
         tables: dict[str, Any] = {"codebook": codebook, "bits": bits, "back_codebook": back_codebook}
-        tables |= {"boundaries": boundaries, "back_bits": back_bits, "held": held, "left": left}
+        tables |= {"boundaries": boundaries, "back_bits": back_bits, "matched": matched, "held": held, "left": left}
         return definition.rotated_mean_rows(rows, own, row, skip=skip, keys=keys, back=back, **tables)
     scale_bytes = 4 * blocks_of(own.numel(), ROTATION)
     message, length = row.numpy(), scale_bytes + packed_bytes(rotated_numel(own.numel()), back_bits)
@@ -179,7 +181,8 @@ def rotated_mean_rows(
     first = key_words(keys), floats(codebook), WIDTHS[bits]
     beside = [_NOTHING if tensor is None else flat_array(tensor) for tensor in (held, left)]
     places = message[:scale_bytes].view(np.float32), message[scale_bytes:length]
-    second = four_words(back), floats(boundaries), floats(back_codebook), WIDTHS[back_bits], *places
+    words_of = floats(back_codebook if matched is None else matched), floats(back_codebook)
+    second = four_words(back), floats(boundaries), *words_of, WIDTHS[back_bits], *places
     _check(cpu_rows.rotated_mean_rows(*_matrix(rows), skip, *first, *_elements(own), *beside, second))
     return None
 

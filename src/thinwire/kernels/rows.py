@@ -96,11 +96,13 @@ def rotated_mean_rows(
     back_codebook: Tensor,
     boundaries: Tensor,
     back_bits: int,
+    matched: Tensor | None = None,
     held: Tensor | None = None,
     left: Tensor | None = None,
 ) -> None:
     """The mean of all rows but one and of `own` in its place, plus `held`, encoded into `row`.
 
+    `matched` is the codebook that the scales are reckoned by, if not the one of decoders, `back_codebook`.
     `left`, if it is given, becomes what `row` does not say; it may be `own`, which else stays as it is.
 
     >>> rows, row, key = torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(12, dtype=torch.uint8), Key(1, 2)
@@ -120,7 +122,8 @@ def rotated_mean_rows(
         row, blocks_of(total.numel(), ROTATION), packed_bytes(rotated_numel(total.numel()), back_bits)
     )
     tables = {"codebook": back_codebook, "bits": back_bits}
-    _single("rotated_encode")(total, scale, codes, keys=back, boundaries=boundaries, **tables)
+    encoder = tables if matched is None else {**tables, "codebook": matched}
+    _single("rotated_encode")(total, scale, codes, keys=back, boundaries=boundaries, **encoder)
     if left is not None:
         said = torch.empty_like(total)
         _single("rotated_add")(codes, scale, said, keys=back, **tables, fresh=True)

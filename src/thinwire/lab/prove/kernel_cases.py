@@ -160,7 +160,7 @@ def _means(numel: int, seed: int, bits: int) -> Iterator[Call]:
     row = torch.zeros(size + packed_bytes(rotated_numel(numel), back), dtype=torch.uint8)
     for number, one in enumerate(rows):
         scale, codes, x = one[:size].view(torch.float32), one[size:], mixed(numel, seed + number, TINY)
-        tables = {"boundaries": boundaries, "codebook": codebook, "bits": bits}
+        tables: dict[str, Any] = {"boundaries": boundaries, "codebook": codebook, "bits": bits}
         reference.rotated_encode(x, scale, codes, keys=keys[number], **tables)
     options: dict[str, Any] = {"skip": 1, "keys": keys[:3], "codebook": codebook, "bits": bits, "back": keys[3]}
     options |= {"back_codebook": torch.linspace(-2, 2, 1 << back), "back_bits": back}
