@@ -302,6 +302,24 @@ def test_quantized_losses_are_those_of_the_file_and_four_bits_cost_less_than_one
             assert row["over_dense"] < 1.01
 
 
+def test_errors_of_correlated_rounding_are_those_of_the_file_and_gradients_gain_nothing() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "results" / "correlated_rounding.json").read_text())["rows"]
+    told = [
+        cells
+        for cells in rows(section(ROOT / "docs" / "recipes.md", "One bit"))
+        if len(cells) == 6 and cells[1].isdigit()
+    ]
+    shown = [row for row in measured if row["ranks"] in (4, 16)]
+    numbers = ("independent", "shared", "stratified")
+    assert told == [
+        [row["inputs"], str(row["ranks"]), f"{row['alike']:.2f}", *(f"{row[name]:.3f}" for name in numbers)]
+        for row in shown
+    ]
+    for row in measured:
+        same = row["inputs"] == "the same" and row["ranks"] <= 8
+        assert (row["stratified"] < row["independent"]) == same
+
+
 def test_the_plan_page_shows_the_newest_proof() -> None:
     script = module_at(ROOT / "benchmarks" / "scripts" / "plan.py")
     found = json.loads(script.newest().read_text())

@@ -66,8 +66,8 @@ SETTINGS = {
         Setting(recipe, workload=name)
         for name in ("gpt", "cnn", "gru")
         for recipe in (
-            *("dense", "two-shot-2", "rotated:2|two_shot:2", "rotated:2|two_shot:2,feedback=true"),
-            *("rotated:1|two_shot:2", "two-shot-1-2", "two-shot-1", "rotated:1|two_shot:1,feedback=true"),
+            *("dense", "two-shot-2", "two-shot-1-2", "two-shot-1", "rotated:1|two_shot:2,feedback=true"),
+            "ef|rotated:1,scale=mmse|two_shot:2,feedback=true",
         )
     ),
 }

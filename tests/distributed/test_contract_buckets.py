@@ -267,7 +267,9 @@ def test_momentum_of_an_unused_parameter_is_kept(pools: Pools) -> None:
         assert book["kept"] == [True] * 3
 
 
-@pytest.mark.parametrize("recipe", ["two-shot-2-ef", "two-shot-1-2", "ef|rotated:4|two_shot", MIXED])
+@pytest.mark.parametrize(
+    "recipe", ["two-shot-2-ef", "rotated:1|two_shot:2,feedback=true", "ef|rotated:4|two_shot", MIXED]
+)
 def test_what_is_owed_to_an_unused_parameter_is_kept_where_codecs_mix_elements(pools: Pools, recipe: str) -> None:
     """A rotation spreads the values of one parameter over its neighbours in the bucket."""
     for book in pools(2).run(unused, recipe, flush=False):

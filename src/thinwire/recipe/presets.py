@@ -32,8 +32,8 @@ _TABLE = (
     ),
     (
         "two-shot-1-2",
-        "rotated:1|two_shot:2,feedback=true",
-        "1 bit there and 2 back; what the way back rounded away is added to the next sum.",
+        "rotated:1|two_shot:2",
+        "1 bit there and 2 back, where errors do not average out; unbiased, without a memory.",
     ),
     ("two-shot-1", "rotated:1|two_shot:1", "1 bit both ways, after a random rotation: the fewest without a memory."),
     (
