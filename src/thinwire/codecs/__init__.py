@@ -9,7 +9,9 @@ from typing import Any
 
 from ..recipe.registry import STAGES, register, unregister
 from .base import Codec, Rounds, Shape, State
+from .bin_mean import bin_mean
 from .cast import bf16, fp8, fp16, fp32
+from .chunked import chunked_top_k
 from .global_qsgd import global_qsgd
 from .low_rank import low_rank
 from .quantize import abs_max, min_max, natural, qsgd, sign, terngrad
@@ -28,6 +30,8 @@ __all__ = [
     "Work",
     "abs_max",
     "bf16",
+    "bin_mean",
+    "chunked_top_k",
     "dgc_k",
     "fp8",
     "fp16",

@@ -54,13 +54,13 @@ def _ones(packed: Tensor, flags: int, count: int) -> Tensor:
     return bits.nonzero().view(-1)
 
 
-def _planes_bytes(capacity: int, bits: int) -> int:
+def planes_bytes(capacity: int, bits: int) -> int:
     """Numbers of `bits` bits as planes: one byte each for every full 8 bits, the remaining bits packed."""
     full, rest = divmod(bits, 8)
     return full * capacity + (kernels.packed_bytes(capacity, rest) if rest else 0)
 
 
-def _write_planes(region: Tensor, numbers: Tensor, capacity: int, bits: int) -> None:
+def write_planes(region: Tensor, numbers: Tensor, capacity: int, bits: int) -> None:
     """The low `bits` bits of int32 numbers; whatever stands above them is ignored."""
     count = numbers.numel()
     rows = numbers.view(torch.uint8).view(count, 4)
@@ -72,7 +72,7 @@ def _write_planes(region: Tensor, numbers: Tensor, capacity: int, bits: int) -> 
         region[full * capacity : full * capacity + packed.numel()] = packed
 
 
-def _read_planes(region: Tensor, count: int, capacity: int, bits: int) -> Tensor:
+def read_planes(region: Tensor, count: int, capacity: int, bits: int) -> Tensor:
     """`count` non-negative int32 numbers."""
     rows = torch.zeros(count, 4, dtype=torch.uint8, device=region.device)
     full, rest = divmod(bits, 8)
@@ -103,15 +103,15 @@ def _position_bits(numel: int) -> int:
 
 
 def _packed_bytes(capacity: int, numel: int) -> int:
-    return _planes_bytes(capacity, _position_bits(numel))
+    return planes_bytes(capacity, _position_bits(numel))
 
 
 def _packed_write(region: Tensor, indices: Tensor, capacity: int, numel: int) -> None:
-    _write_planes(region, indices, capacity, _position_bits(numel))
+    write_planes(region, indices, capacity, _position_bits(numel))
 
 
 def _packed_read(region: Tensor, count: int, capacity: int, numel: int) -> Tensor:
-    return _read_planes(region, count, capacity, _position_bits(numel))
+    return read_planes(region, count, capacity, _position_bits(numel))
 
 
 def _bitmap_bytes(capacity: int, numel: int) -> int:
@@ -168,7 +168,7 @@ def _low_bits(capacity: int, numel: int) -> int:
 def _elias_fano_split(capacity: int, numel: int) -> tuple[int, int, int]:
     """(low bits, bytes of the low planes, flags of the high bitmap)."""
     low = _low_bits(capacity, numel)
-    return low, _planes_bytes(capacity, low), capacity + (numel >> low) + 1
+    return low, planes_bytes(capacity, low), capacity + (numel >> low) + 1
 
 
 def _elias_fano_bytes(capacity: int, numel: int) -> int:
@@ -178,7 +178,7 @@ def _elias_fano_bytes(capacity: int, numel: int) -> int:
 
 def _elias_fano_write(region: Tensor, indices: Tensor, capacity: int, numel: int) -> None:
     low, high_at, flags = _elias_fano_split(capacity, numel)
-    _write_planes(region, indices, capacity, low)
+    write_planes(region, indices, capacity, low)
     order = torch.arange(indices.numel(), dtype=torch.int32, device=indices.device)
     region[high_at:] = _set(flags, (indices >> low) + order)
 
@@ -193,7 +193,7 @@ def _elias_fano_read(region: Tensor, count: int, capacity: int, numel: int) -> T
         count and not streams.resident(region.device) and int(high[-1]) > (numel - 1) >> low
     ):  # they never fall, so the last is the largest: no overflow below
         raise MessageError(f"a position lies beyond the {numel} elements")
-    return (high << low) | _read_planes(region, count, capacity, low)
+    return (high << low) | read_planes(region, count, capacity, low)
 
 
 class _Code(NamedTuple):
