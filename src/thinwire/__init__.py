@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import codecs, exchange, memory, theory
-from .attach import Link, attach
+from .attach import LOCAL_PRESETS, Link, LocalSteps, attach, local_steps
 from .errors import AttachError, ExchangeError, MessageError, OptionError, RecipeError, StateError, ThinwireError
 from .recipe.compose import Recipe, chain, parse
 from .recipe.presets import PRESETS
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "LOCAL_PRESETS",
     "PRESETS",
     "AttachError",
     "Decentralized",
@@ -32,6 +33,7 @@ __all__ = [
     "ExchangeError",
     "Link",
     "LocalGroup",
+    "LocalSteps",
     "MessageError",
     "OptionError",
     "Recipe",
@@ -46,6 +48,7 @@ __all__ = [
     "codecs",
     "decentralize",
     "exchange",
+    "local_steps",
     "memory",
     "parse",
     "study",
