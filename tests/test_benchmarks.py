@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(results.RESULTS.glob("*.json"))
 MOST_LINES, LONGEST_LINE = 10_000, 2_000
 SCRIPTS = (
-    "auto", "correlated_rounding", "ddp_overhead", "global_qsgd_blocks", "gossip", "hotpath", "losses", "paired",
-    "plan", "simulate", "soak", "tables", "threshold_k", "trust",
+    "auto", "correlated_rounding", "ddp_overhead", "global_qsgd_blocks", "gossip", "hotpath", "local_steps", "losses",
+    "paired", "plan", "simulate", "soak", "tables", "threshold_k", "trust",
 )  # fmt: skip
 HELPERS = {
     "__init__",

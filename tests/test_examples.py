@@ -64,6 +64,23 @@ def test_the_reducer_trains_without_ddp(recipe: str, written: str, at_least: flo
     assert float(told[3]) >= at_least
 
 
+@pytest.mark.parametrize(
+    ("preset", "at_most"),
+    [("diloco-1", 0.4), pytest.param("sparseloco", 0.2, marks=pytest.mark.slow)],
+)
+def test_local_steps_train_and_end_alike(preset: str, at_most: float) -> None:
+    shown = run("local_steps_minimal.py", "--preset", preset, "--steps", "100", launcher=TORCHRUN)
+    first, *_, last = (float(loss) for loss in re.findall(r"step +\d+  loss ([\d.]+)", shown))
+    assert last < 0.7 * first
+    ends = re.findall(r"rank \d ends with weights that add up to (\S+)", shown)
+    assert len(ends) == 2
+    assert ends[0] == ends[1]
+    assert re.search(r"LocalSteps\(every=10 .*, rank 0 of 2, round 11, step 101\)", shown)
+    told = re.search(r"([\d.]+) bits a parameter and step", shown)
+    assert told is not None, shown
+    assert float(told[1]) < at_most
+
+
 @pytest.mark.slow
 def test_error_feedback_loop_trains_and_needs_its_memory() -> None:
     shown = run("error_feedback_loop.py") + run("error_feedback_loop.py", "threshold_k:0.01|bf16|all_gather")

@@ -123,7 +123,7 @@ def local_steps(
     written = " ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.parameters.items())
     facts = {"settings": str(settings), "parameters": written, "keep": keep}
 
-    def build(where: Any, turn: int) -> tuple[Reducer, Reducer]:
+    def build(where: Any) -> tuple[Reducer, Reducer]:
         """The reducers of a group: by the recipe, and of what travels as it is."""
         over = where if isinstance(where, Network) else Communicator(where)
         by_recipe = Reducer(
@@ -133,15 +133,16 @@ def local_steps(
             check_every=check_every,
             meter=meter,
             layout=_layout(tensors, shares, exempt),
-            facts={**facts, "turn": str(turn)},
+            facts=facts,
         )
         return by_recipe, Reducer("dense", group=over, check_every=check_every)
 
-    rounds.connect(*build(network, 0))
+    rounds.connect(*build(network))
     schedule = Schedule(steps=settings.steps, seconds=settings.seconds, fragments=settings.turns)
-    local = LocalSteps(settings, rounds, schedule, QuietDdp(module, network), build=build, autosave=autosave)
-    if autosave is not None:
-        saving.resume(local, Path(autosave))
+    folder = None if autosave is None else saving.folder_of(Path(autosave), network)
+    local = LocalSteps(settings, rounds, schedule, QuietDdp(module, network), build=build, autosave=folder)
+    if folder is not None:
+        saving.resume(local, folder)
     return local
 
 

@@ -10,22 +10,31 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from ...comm.network import Network
 from ...errors import StateError
 from ...reduce.checkpoint import PART, agree, taken_ranks
+from .tensors import ranks_of
 
 if TYPE_CHECKING:
     from .link import LocalSteps
 
 _ROUND = re.compile(r"round-(\d{8})")
 _KEPT = 2
+
+
+def folder_of(folder: Path, network: Network) -> Path:
+    """Groups that hold different shards share a folder, and have one each within it: named by their first rank."""
+    ranks = ranks_of(network)
+    alone = ranks is None or len(ranks) == dist.get_world_size()
+    return folder if alone or ranks is None else folder / f"group-{min(ranks)}"
 
 
 def save(link: LocalSteps, folder: Path) -> None:
@@ -44,7 +53,7 @@ def save(link: LocalSteps, folder: Path) -> None:
     torch.save(content, partial)
     partial.replace(place / name)
     for number in sorted(_rounds(folder))[:-_KEPT]:
-        with contextlib.suppress(FileNotFoundError):  # another rank may be at it too
+        with contextlib.suppress(OSError):  # other ranks have files there, or are at it too
             (folder / f"round-{number:08}" / name).unlink()
             (folder / f"round-{number:08}").rmdir()
 
@@ -114,12 +123,6 @@ def _read(path: Path) -> Mapping[str, Any]:
         return content
     except Exception as damage:  # of many types, whatever the unpickler met
         raise StateError(f"{path} cannot be read ({type(damage).__name__}): remove its folder") from None
-
-
-def clear(folder: Path) -> None:
-    """Forget all rounds that were saved."""
-    for path in _rounds(folder).values():
-        shutil.rmtree(path, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------- inner optimizers, also of DTensors

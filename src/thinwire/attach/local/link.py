@@ -40,7 +40,7 @@ class LocalSteps:
         schedule: Schedule,
         quiet: QuietDdp,
         *,
-        build: Callable[[Any, int], tuple[Reducer, Reducer]],
+        build: Callable[[Any], tuple[Reducer, Reducer]],
         autosave: str | Path | None,
     ) -> None:
         self.settings, self.rounds, self.schedule = settings, rounds, schedule
@@ -145,11 +145,13 @@ class LocalSteps:
     def move_to(self, group: Any) -> None:
         """Go on with another group of ranks, after an ExchangeError or between turns; residuals stay with their ranks.
 
-        Call it on all ranks of the new group. They must have ended the same turns, and an exchange that was under way
-        begins again.
+        Call it on all ranks of the new group. An exchange that was under way begins again. A rank that was lost while
+        ranks agreed may leave some of them one turn behind the others: then StateError names them, and they take the
+        state and the parameters of another rank.
         """
         old = self.rounds.reducer, self.rounds.exact
-        reducer, exact = self._build(group, self.schedule.turn)
+        reducer, exact = self._build(group)
+        state.check_same_turn(self.schedule.turn, reducer.network)
         state.carry_over(old[0], reducer)
         self._sent += self._traffic()
         self.rounds.connect(reducer, exact)

@@ -110,9 +110,9 @@ class Rounds:
             given = {name: _times(turn.given[name], weight) for name in bucket.names}
             out = {name: torch.empty_like(tensor) for name, tensor in given.items()}
             turn.works.append(self.reducer.start_bucket(bucket, given, out))
-        if turn.extra:
-            extra = {name: _times(tensor, weight) for name, tensor in turn.extra.items()}
-            turn.works.append(self.exact.start(f"beside fragment {turn.fragment} {sorted(extra)}", extra))
+        for kind in dict.fromkeys(name.partition(" ")[0] for name in turn.extra):
+            alike = {name: _times(one, weight) for name, one in turn.extra.items() if name.startswith(f"{kind} ")}
+            turn.works.append(self.exact.start(f"{kind} of fragment {turn.fragment}", alike))
 
     def _buckets_of(self, fragment: int) -> list[Bucket]:
         names = set(self.fragments[fragment])

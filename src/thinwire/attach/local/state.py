@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...comm.network import Network
 from ...errors import StateError
 from ...reduce import Reducer, second_shots
 from ...reduce.checkpoint import PART, agree, taken_ranks
@@ -99,6 +100,17 @@ def _check(link: LocalSteps, own: Mapping[str, Any]) -> None:
                 )
     if len(own["outer"]) != link.settings.turns:
         raise StateError(f"the state has {len(own['outer'])} fragments, here are {link.settings.turns}: use as many")
+
+
+def check_same_turn(turn: int, network: Network) -> None:
+    """Raise on all ranks if some have ended a turn that others have not."""
+    mine = torch.tensor([turn], dtype=torch.int64, device=network.device)
+    turns = network.all_gather(mine).view(-1).tolist()
+    if behind := [rank for rank, one in enumerate(turns) if one < max(turns)]:
+        raise StateError(
+            f"rank {behind[0]} has ended {turns[behind[0]]} turns of local steps and rank {turns.index(max(turns))} "
+            f"{max(turns)}: let ranks {behind} take the parameters and the state of that rank first"
+        )
 
 
 def carry_over(old: Reducer, new: Reducer) -> None:
