@@ -1,7 +1,7 @@
 """What local steps cost in loss: averaging and the presets, in full precision and with one bit, at 5 and 30 steps.
 
     python -m benchmarks.scripts.local_steps run NAME [--seed 0]     one run of 600 steps; NAME as in --list
-    python -m benchmarks.scripts.local_steps collect                 writes the results file and docs/local-steps.md
+    python -m benchmarks.scripts.local_steps collect                 writes benchmarks/results and docs/local-steps.md
 
 The workload is gpt; 4 ranks are threads of one process. tests/distributed/test_local_steps.py shows that they end with
 the bits of real processes. `run` writes a file to --parts, so that a long measurement can be made in pieces. Losses are

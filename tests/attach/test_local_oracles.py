@@ -29,9 +29,8 @@ def through_local_steps(preset: str, **options: Any) -> list[Tensor]:
     def work(network: Any) -> Tensor:
         w = nn.Parameter(start())
         module = nn.ParameterDict({"w": w})
-        optimizer = torch.optim.SGD([w], lr=0.1)
-        if preset == "muloco":
-            optimizer = torch.optim.Muon([w], lr=0.1)
+        muon = preset == "muloco"
+        optimizer: Any = torch.optim.Muon([w], lr=0.1) if muon else torch.optim.SGD([w], lr=0.1)
         with tw.local_steps(module, optimizer, preset, every=EVERY, group=network, **options):
             for step in range(STEPS):
                 w.grad = gradient(w.detach(), step, network.rank)
@@ -44,7 +43,7 @@ def through_local_steps(preset: str, **options: Any) -> list[Tensor]:
 def written_out(mean: Mean, outer: Callable[[Tensor, Tensor], Tensor], *, muon: bool = False) -> Tensor:
     theta, done = start(), 0
     ends = [nn.Parameter(theta.clone()) for _ in range(RANKS)]
-    inner = [torch.optim.Muon([end], lr=0.1) if muon else torch.optim.SGD([end], lr=0.1) for end in ends]
+    inner: list[Any] = [torch.optim.Muon([end], lr=0.1) if muon else torch.optim.SGD([end], lr=0.1) for end in ends]
     for length in (EVERY, EVERY, STEPS - 2 * EVERY):  # the last round is shorter
         for rank, (end, optimizer) in enumerate(zip(ends, inner, strict=True)):
             with torch.no_grad():
@@ -120,7 +119,7 @@ def bins(values: Tensor) -> Tensor:
 
 
 def blocks(flat: Tensor) -> Tensor:
-    return torch.cat([bins(block) for block in flat.split(1024)])
+    return torch.cat([bins(block) for block in torch.split(flat, 1024)])
 
 
 def test_sparseloco_is_chunked_top_k_with_decayed_feedback_and_the_median_norm() -> None:
@@ -184,7 +183,7 @@ def test_streaming_diloco_is_its_algorithm(delay: int, mixing: float) -> None:
     """Algorithm 2 of the paper, with fragments named by hand; to the bit."""
     every, steps = 9, 20
     shares = [["embed", "layers.2"], ["layers.0", "head"], ["layers.1"]]
-    options = {"every": every, "recipe": "dense", "fragments": shares, "delay": delay, "mixing": mixing}
+    options: dict[str, Any] = {"every": every, "recipe": "dense", "fragments": shares, "delay": delay, "mixing": mixing}
 
     def work(network: Any) -> Any:
         model = net()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def test_gradients_that_a_scaler_skips_are_no_steps() -> None:
         return local.steps, local.round
 
     for fused in (False, True):
-        found = in_threads(2, lambda network, fused=fused: work(network, fused))
+        found = in_threads(2, functools.partial(work, fused=fused))
         assert [steps for steps, _ in found] == [8, 9]
         assert found[0][1] == found[1][1]
 
@@ -185,7 +186,7 @@ def test_a_round_that_is_not_finite_leaves_no_trace(recipe: str) -> None:
             one_step(model, optimizer, step, network.rank)
             if step == 4 and network.rank == 1:
                 with torch.no_grad():
-                    model.layers[1].weight[3, 4] = float("nan")
+                    model.get_parameter("layers.1.weight")[3, 4] = float("nan")
         after = weights(model)
         if network.rank == 0:  # its buffers were fine, and go on
             before.pop("mean"), after.pop("mean")
@@ -298,7 +299,7 @@ def test_a_state_resumes_on_another_number_of_ranks(new_world: int) -> None:
     torch.testing.assert_close(total, torch.stack([residual for *_, residual in old]).sum(0))
 
 
-@pytest.mark.parametrize(("new_world", "fragments"), [(2, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("new_world", "fragments"), [(2, 1), (2, 2), (3, 1)])
 def test_autosave_resumes_after_the_last_whole_round(tmp_path: Path, new_world: int, fragments: int) -> None:
     options: dict[str, Any] = {"preset": "diloco-1", "every": 4, "fragments": fragments, "autosave": tmp_path}
 
