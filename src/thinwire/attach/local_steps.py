@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from .local.rounds import Rounds
 from .local.schedule import Schedule
 from .local.settings import Fragments, OuterFactory, Settings
 from .local.tensors import ModelTensors, QuietDdp, check_same_start, check_shards, group_of, inner_optimizers, unwrapped
+from .model import exempt_of
 
 
 def local_steps(
@@ -174,18 +175,9 @@ def _layout(tensors: ModelTensors, shares: Sequence[Sequence[str]], exempt: Exem
     """Every fragment in buckets of its own."""
     local = tensors.parameters
     groups = [names for share in shares for names in buckets(local, share)]
-    exempts = _exempt(exempt, local)
+    exempts = exempt_of(exempt, local)
     known = [
         dataclasses.replace(Parameter.of(name, tensor, exempts), dtype=torch.promote_types(tensor.dtype, torch.float32))
         for name, tensor in local.items()
     ]
     return Layout(known, groups)
-
-
-def _exempt(exempt: Exempt | Collection[str], known: Collection[str]) -> Callable[[str, Tensor], bool]:
-    if callable(exempt):
-        return exempt
-    names = {exempt} if isinstance(exempt, str) else set(exempt)
-    if unknown := names - set(known):
-        raise OptionError(f"exempt names {min(unknown)}, which the model does not train: it has {', '.join(known)}")
-    return lambda name, parameter: name in names

@@ -92,7 +92,7 @@ def known_parameters(ddp: DistributedDataParallel, exempt: Exempt | Collection[s
     """What the layout needs to know of each."""
     found = trained(ddp)
     check_unchanged(ddp, found)
-    exempts = _exempt(exempt, found)
+    exempts = exempt_of(exempt, found)
     tables = [m for m in ddp.module.modules() if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag)]
     embeddings = {id(parameter) for table in tables for parameter in table.parameters(recurse=False)}
     sparse = {id(parameter) for table in tables if table.sparse for parameter in table.parameters(recurse=False)}
@@ -102,7 +102,7 @@ def known_parameters(ddp: DistributedDataParallel, exempt: Exempt | Collection[s
     ]
 
 
-def _exempt(exempt: Exempt | Collection[str], found: Collection[str]) -> Exempt:
+def exempt_of(exempt: Exempt | Collection[str], found: Collection[str]) -> Exempt:
     if callable(exempt):
         return exempt
     names = {exempt} if isinstance(exempt, str) else set(exempt)
