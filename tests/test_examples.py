@@ -72,7 +72,7 @@ def test_local_steps_train_and_end_alike(preset: str, at_most: float) -> None:
     shown = run("local_steps_minimal.py", "--preset", preset, "--steps", "100", launcher=TORCHRUN)
     first, *_, last = (float(loss) for loss in re.findall(r"step +\d+  loss ([\d.]+)", shown))
     assert last < 0.7 * first
-    ends = re.findall(r"rank \d ends with weights that add up to (\S+)", shown)
+    ends = re.findall(r"rank \d ends with weights that add up to (-?\d+\.\d+)", shown)
     assert len(ends) == 2
     assert ends[0] == ends[1]
     assert re.search(r"LocalSteps\(every=10 .*, rank 0 of 2, round 11, step 101\)", shown)
