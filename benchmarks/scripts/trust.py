@@ -22,7 +22,7 @@ algorithms of gossip (damage: not those of gossip). What must hold:
 
 After each, a rank that has closed its link has no thread of thinwire and no socket more than before it. Namespaces are
 gone. A trial that keeps none of these is listed with its seed, and the exit code is 1. Of each kind the file says which
-commit measured it.
+commit measured it, on which processor.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def measured(counts: Mapping[str, int], *, first: int = 0, minutes: float = 0.0)
                     print(f"{kind} {seed} with {trial.contender}: {word} ({trial.details})", flush=True)
             if seeds:
                 found["trials"][kind] = dict(words)
-                found["measured"][kind] = {"commit": version, "seeds": [seeds.start, seeds.stop - 1]}
+                processor = found["machine"]["processor"]
+                found["measured"][kind] = {"commit": version, "processor": processor, "seeds": [first, seeds.stop - 1]}
             print(f"{kind}: {dict(words)}", flush=True)
     return found | {"packets of loss": dict(packets)}
 
@@ -114,6 +115,8 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     {'trials': {'kill': {'raised': 2}, 'slow': {'replicas equal': 1}}, 'broken': []}
     """
     content = {**old, **new}
+    if "machine" in old and set(old["trials"]) - set(new["trials"]):
+        content["machine"] = old["machine"]  # of what is kept; the new kinds name their processor
     for key in ("trials", "measured"):
         both = {**old.get(key, {}), **new.get(key, {})}
         content |= {key: dict(sorted(both.items(), key=lambda item: list(KINDS).index(item[0])))} if both else {}
