@@ -259,6 +259,13 @@ def test_lloyd_max_errors(bits: int) -> None:
         assert theory.LLOYD_MAX_ERROR[1] == pytest.approx(1 - 2 / math.pi, abs=1e-6)
 
 
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_rotated_with_the_smallest_error_keeps_what_the_codebook_does(bits: int) -> None:
+    """A scale smaller by a = 1 - D has the error a^2 (1 + omega) - 2a + 1, which is D for omega = D / (1 - D)."""
+    error = lloyd_max(bits)
+    assert 0.97 * (1 - error) <= theory.rotated_mmse(bits) <= 1 - error
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_rotated_is_the_error_after_the_unbiased_scale(bits: int) -> None:
     """For z uniform on a large sphere, the estimate c |z|^2 / <c, z> errs by D / (1 - D), to which 5 % are added."""

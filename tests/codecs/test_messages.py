@@ -38,6 +38,7 @@ DENSE: list[Codec] = [
     tw.codecs.global_qsgd(4, dither="exponential", norm="l2", block=64),
     *(tw.codecs.rotated(bits) for bits in (1, 2, 3, 4)),
     tw.codecs.low_rank(2),
+    tw.codecs.bin_mean(2),
 ]
 SPARSE: list[SparseCodec] = [
     *(tw.codecs.top_k(0.1, indices=code) for code in INDEX_CODES),
@@ -49,6 +50,8 @@ SPARSE: list[SparseCodec] = [
     tw.codecs.threshold_k(0.1),
     tw.codecs.threshold_k(0.1, values=tw.codecs.bf16(), indices="bitmap"),
     tw.codecs.threshold_k(0.1, values=tw.codecs.abs_max(4), indices="packed"),
+    tw.codecs.chunked_top_k(0.1, chunk=64),
+    tw.codecs.chunked_top_k(1 / 64, values=tw.codecs.bin_mean(2)),
     tw.codecs.random_k(0.1),
     tw.codecs.random_k(0.2, scaled=False, shared=False, values=tw.codecs.bf16()),
     tw.codecs.random_k(0.2, values=tw.codecs.natural()),

@@ -187,7 +187,7 @@ def test_the_next_step_is_refused_as_well(survivors: list[dict[str, Any]]) -> No
 @contextlib.contextmanager
 def broken_codec(rank: int, where: int, link: thinwire.Link) -> Iterator[None]:
     """On one rank, the second bucket of a step cannot be encoded."""
-    names = ("write", "write_taking", "write_compensated", "to_sum", "codes", "left", "pack_positions")
+    names = ("write", "write_taking", "write_compensated", "write_mean", "to_sum", "codes", "left", "pack_positions")
     codecs = [one.recipe.codec for one in getattr(link.reducer.policy, "candidates", ())] or [link.recipe.codec]
     kinds = {type(found) for codec in codecs for found in (codec, getattr(codec, "values", codec))}
     with contextlib.ExitStack() as stack:

@@ -212,7 +212,7 @@ REFUSED = {
     "topk:0.01|all_gather": "there is no stage topk: did you mean top_k?",
     "top-k:0.01|all_gather": "did you mean top_k?",
     "gausian_k:0.01|all_gather": "did you mean gaussian_k?",
-    "xyzzyq|all_gather": "there is no stage xyzzyq: use error_feedback, momentum_correction, fp32",
+    "xyzzyq|all_gather": "there is no stage xyzzyq: use error_feedback, momentum_correction, bin_mean, fp32",
     "top_k:0.01,shape=3|all_gather": "top_k has no option shape: use ratio, indices",
     "bf16:7|all_reduce": "bf16 has no option 7: write bf16 alone",
     "top_k:0.01,auto,3|all_gather": "top_k has no option 3: use ratio, indices",

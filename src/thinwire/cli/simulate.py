@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,7 +87,6 @@ def simulate(
     from ..lab.simulate import Settings
     from ..lab.simulate import simulate as run
 
-    logging.getLogger("thinwire").setLevel(logging.ERROR)  # a thousand workers would warn a thousand times
     chosen = algorithm if algorithm is not None or recipe is not None else "dcd"
     settings = Settings(
         workers=workers, algorithms=split_recipes(chosen or ""), recipes=split_recipes(recipe or ""), topology=topology,
@@ -97,7 +98,8 @@ def simulate(
     for option, target in (("--json", json_file), ("--report", report)):
         if target is not None:
             check_writable(target, option=option)
-    with Bar("simulating", steps=steps * len(settings.names), shown=learn and not quiet) as show:
+    shown = learn and not quiet
+    with _without_warnings(), Bar("simulating", steps=steps * len(settings.names), shown=shown) as show:
         result = run(settings, on_event=show, command=f"thinwire {shlex.join(sys.argv[1:])}")
     if json_file != "-":
         _print(result)
@@ -137,3 +139,15 @@ def _print(result: dict[str, Any]) -> None:
 
 def _largest(phases: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(phases.items(), key=lambda phase: -phase[1])
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """A thousand workers would warn a thousand times."""
+    log = logging.getLogger("thinwire")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

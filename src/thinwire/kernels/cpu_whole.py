@@ -141,14 +141,14 @@ def rotated_add_rows(
     codebook: Tensor,
     bits: int,
     fresh: bool = False,
-) -> bool | Tensor:
+) -> Tensor:
     if not _changeable(out) or not _known(bits, codebook):
         return definition.rotated_add_rows(rows, places, out, keys=keys, codebook=codebook, bits=bits, fresh=fresh)
     where = _addressed(places, len(rows), keys)
     place = floats(codebook), WIDTHS[bits], *_elements(out), fresh
     fits, finite = cpu_rows.rotated_add_rows(*_matrix(rows), *where, *place)
     _check(fits)
-    return bool(finite)
+    return torch.tensor(finite)
 
 
 def rotated_mean_rows(

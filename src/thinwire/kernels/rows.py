@@ -59,10 +59,10 @@ def rotated_add_rows(
     codebook: Tensor,
     bits: int,
     fresh: bool = False,
-) -> bool | Tensor:
+) -> Tensor:
     """`rotated_add` of each row to out[place], in the order of the rows; several rows may have the same place.
 
-    Returns whether all that the rows say is finite: a bool, or a flag with one element.
+    Returns whether all that the rows say is finite, as a tensor: on a device no value is read.
 
     >>> out, codebook, keys = torch.ones(64), torch.tensor([-0.8, 0.8]), [(Key(1, 2), Key(3, 4))] * 2
     >>> rows = torch.zeros(2, 12, dtype=torch.uint8)  # scales of zero
@@ -70,12 +70,12 @@ def rotated_add_rows(
     >>> bool(finite), bool((out == 1).all())
     (True, True)
     """
-    finite: bool | Tensor = True
     if isinstance(out, Spread):
         whole = _gathered(out)
         finite = rotated_add_rows(rows, places, whole, keys=keys, codebook=codebook, bits=bits, fresh=fresh)
         out.scatter(whole)
         return finite
+    finite = torch.ones((), dtype=torch.bool, device=rows.device)
     for numel, place, row, key in _messages(places, rows, keys):
         scale, codes = _split(row, blocks_of(numel, ROTATION), packed_bytes(rotated_numel(numel), bits))
         _single("rotated_add")(codes, scale, out[place], keys=key, codebook=codebook, bits=bits, fresh=fresh)
