@@ -21,10 +21,10 @@ from torch import Tensor
 from .. import kernels
 from ..comm import streams
 from ..errors import MessageError, OptionError
-from ..kernels import Spread
 from ..recipe.stage import Stage
 from ..rng import Draw, Key
 from .frames import HEADER_BYTES, blank_frame, close_frame, open_frame, padded
+from .several import SeveralMessages
 from .stages import Round, RoundCost, Trials, Work
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def flag(x: Tensor) -> bool | Tensor:
     return kernels.finite(x) if streams.resident(x.device) else kernels.all_finite(x)
 
 
-class Codec(Stage, ABC):
+class Codec(SeveralMessages, Stage, ABC):
     """Makes one tensor smaller and back.
 
     Declared by class attributes: `unbiased` (E[C(x)] = x), `lossless`, `sparse` (sends some of the elements),
@@ -160,67 +160,6 @@ class Codec(Stage, ABC):
         """
         torch.add(gradient, residual, alpha=decay, out=gradient)
         self.write_taking(gradient, body, key, state)
-
-    # Several messages per call, each in a row of its own with a key of its own; codecs that can loop in compiled code
-    # do. A row may be longer than the body; the row of an empty place is left alone. Codecs that declare `in_place`
-    # take a `Spread` for a flat tensor.
-
-    def write_rows(self, x: Tensor | Spread, places: Sequence[slice], rows: Tensor, keys: Sequence[Key]) -> None:
-        """Write the body of x[place] at the start of each row; `x` is flat float32."""
-        assert isinstance(x, Tensor)
-        for place, row, key in zip(places, rows, keys, strict=True):
-            if place.stop > place.start:
-                self.write(x[place], row[: self.body_bytes(place.stop - place.start)], key, self.new_state())
-
-    def add_rows(self, rows: Tensor, places: Sequence[slice], out: Tensor, keys: Sequence[Key]) -> None:
-        """out[place] += what each row says, in the order of the rows."""
-        for place, row, key in zip(places, rows, keys, strict=True):
-            if (size := place.stop - place.start) > 0:
-                self.add_body(row[: self.body_bytes(size)], out[place], key, (size,))
-
-    def put_rows(
-        self, rows: Tensor, places: Sequence[slice], out: Tensor | Spread, keys: Sequence[Key]
-    ) -> bool | Tensor | None:
-        """out[place] = what each row says. Returns whether all of it is finite, if that is known without a pass."""
-        assert isinstance(out, Tensor)
-        for place, row, key in zip(places, rows, keys, strict=True):
-            if (size := place.stop - place.start) > 0:
-                self.put_body(row[: self.body_bytes(size)], out[place], key, (size,))
-        return None
-
-    def write_mean(
-        self,
-        rows: Tensor,
-        own: Tensor | Spread,
-        body: Tensor,
-        *,
-        skip: int,
-        keys: Sequence[Key],
-        back: Codec,
-        key: Key,
-        held: Tensor | None = None,
-        left: Tensor | None = None,
-    ) -> None:
-        """Write the mean of all rows but one and of `own` in its place, plus `held`, by the codec `back`.
-
-        `left`, if given, becomes what the body does not carry; it may be `own`. What `own` holds else means nothing.
-        """
-        assert isinstance(own, Tensor)
-        self.add_mean(rows, own, skip=skip, keys=keys)
-        if held is not None:
-            own += held
-        if left is None:
-            back.write(own, body, key, back.new_state())
-            return
-        back.write_taking(own, body, key, back.new_state())
-        if left is not own:
-            left.copy_(own)
-
-    def add_mean(self, rows: Tensor, total: Tensor, *, skip: int, keys: Sequence[Key]) -> None:
-        """Add all rows but one to `total`, in their order, and divide by the number of rows."""
-        places = [slice(0, 0) if number == skip else slice(0, total.numel()) for number in range(len(rows))]
-        self.add_rows(rows, places, total, keys)
-        total.mul_(1.0 / len(rows))
 
     def new_state(self) -> State:
         """What the codec carries from step to step for one parameter; plain numbers and tensors, checkpointable."""
