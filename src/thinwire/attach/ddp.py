@@ -43,8 +43,8 @@ def attach(
         recipe: a recipe, its text, the name of a preset, or `"auto"`, which chooses while training (see `auto`).
         warmup_steps: the first N steps are sent uncompressed.
         exempt: which parameters travel exact: a function of name and parameter, or their names; `()` for none.
-        bucket_cap_mb: the most that travels together, in MiB of gradients. None: an eighth of the model, at most what
-            DDP was given, so that the first bytes leave early. DDP's buckets are built anew for it; after a forward
+        bucket_cap_mb: the most that travels together, in MiB of gradients. None: half of the model, at most what DDP
+            was given, so that the first bytes leave early. DDP's buckets are built anew for it; after a forward
             pass they stay as they are.
         scaler: the GradScaler in use, so that residuals follow a change of its scale.
         seed: of all random draws.

@@ -20,7 +20,9 @@ from ..reduce.buckets import FIRST_BUCKET, Bucket, InPlace, as_parameter
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
-BUCKETS = 8  # that gradients travel in, if nothing else is known
+# That gradients travel in, if nothing else is known. On four ranks that share two cores, 2 were quickest: see
+# benchmarks/results/2026-11-18-hotpath-buckets.json. More hide more and cost more processor time.
+BUCKETS = 2
 LEAST = 1 << 19  # bytes of a bucket: each costs processor time of its own
 
 
@@ -28,7 +30,7 @@ def planned_cap(total: int, cap: int) -> int:
     """Bytes of a bucket, for a model of `total` bytes; never more than the user allows.
 
     >>> planned_cap(13_000_000, 25 << 20), planned_cap(1_000_000, 25 << 20), planned_cap(10**9, 25 << 20)
-    (1625000, 524288, 26214400)
+    (6500000, 524288, 26214400)
     >>> planned_cap(1000, 25 << 20)  # one bucket anyway
     26214400
     """
